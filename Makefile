@@ -1,0 +1,76 @@
+# Everything is done from here. Needs Python 3.11 or newer as python3, gcc, git and make; nothing else is asked for.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SOCKET := var/statesvc.sock
+DATA   := var/data
+
+# Two cores are the common case of a small build machine; most tests wait for processes, so two workers pay off.
+PYTEST_ARGS ?= -n 2 --dist worksteal
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+
+# What decides whether an installation is still good.
+PROJECT_FILES := pyproject.toml client/pyproject.toml client/statesvc_client/_version.py
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check lint types imports format pins clean
+
+help: ## Show what can be done
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/dev.stamp ## Make .venv with everything for development
+
+run: $(VENV)/run.stamp ## Run the daemon in the foreground, on SQLite below var/
+	@install -d -m 0700 var
+	@printf 'socket  %s\ntry     %s\n' '$(SOCKET)' '$(BIN)/statesvc ping --socket $(SOCKET)'
+	@exec $(BIN)/statesvc serve --no-announce --socket $(SOCKET) --data $(DATA)
+
+test: $(VENV)/dev.stamp ## Run the tests; PYTEST_ARGS="-k name" chooses
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types imports test ## The gate: format, lint, types, import direction, tests with warnings as errors
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+imports: $(VENV)/dev.stamp
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp ## Format the code and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove .venv and caches; var/ with its data stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# ---- installation: every file is pinned by hash, nothing is downloaded twice ----
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.stamp: .ci/requirements-run.txt $(PROJECT_FILES) | $(BIN)/python
+	$(PIP) install --require-hashes -r .ci/requirements-run.txt
+	$(PIP) install --no-deps --no-build-isolation -e ./client -e .
+	@touch $@
+
+$(VENV)/dev.stamp: .ci/requirements-dev.txt $(VENV)/run.stamp
+	$(PIP) install --require-hashes -r .ci/requirements-dev.txt
+	@touch $@
+
+PIN = CUSTOM_COMPILE_COMMAND='make pins' ../$(VENV)/pins/bin/pip-compile --quiet --strip-extras --allow-unsafe \
+	--generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links $(PIN_ARGS)
+
+pins: | $(BIN)/python ## Write the pinned requirements again; PIN_ARGS=--upgrade takes newer versions
+	@test -x $(VENV)/pins/bin/pip-compile || \
+	  { $(PYTHON) -m venv $(VENV)/pins && $(VENV)/pins/bin/python -m pip --quiet install pip-tools; }
+	cd .ci && $(PIN) --output-file requirements-run.txt requirements-run.in
+	cd .ci && $(PIN) --output-file requirements-dev.txt requirements-dev.in

@@ -1,0 +1,23 @@
+"""What all tests share: a folder short enough for Unix sockets, and hypothesis without clocks."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A loaded machine is not a failure: no deadline per example. The same examples each time: no flickering gate.
+settings.register_profile("statesvc", deadline=None, derandomize=True)
+settings.load_profile("statesvc")
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a short path, mode 0700: tmp_path can outgrow the 107 bytes of a socket's name."""
+    folder = Path(tempfile.mkdtemp(prefix="statesvc-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
