@@ -1,0 +1,348 @@
+"""The wire: every message of protocol 1, its limits and its spelling. Both sides read this file.
+
+Owns what may stand in a frame and how a frame becomes a typed request. Must not know sockets, rules or engines.
+The op table in docs/PROTOCOL.md is made from the classes below: a new op is one class here and one handler.
+
+A frame is decoded twice at most. The first try is strict and fast: keys spelled as documented. Anything else (another
+case, an alias, an unknown key, a mistake) goes the slow way, which forgives spelling and names mistakes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from .errors import BadJson, BadRequest, Outcome, StateError, TooLarge, UnknownOp
+
+PROTOCOL = 1
+"""The protocol this package speaks."""
+
+RequestId = str | int
+Seq = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Fields = dict[str, Any]
+
+
+class Limits(Struct, rename="camel", kw_only=True, frozen=True):
+    """What one frame and one client may cost. `hello` tells them; every number is a default of the configuration."""
+
+    frame_bytes: int = 10 * 1024 * 1024
+    frame_values: int = 200_000
+    depth: int = 256
+    id_chars: int = 256
+    record_bytes: int = 8 * 1024 * 1024
+    requests_in_flight: int = 4096
+    list_limit: int = 1000
+    marks_clients: int = 64
+    marks_seconds: float = 86_400.0
+
+
+# --- requests ------------------------------------------------------------------------------------------------------
+
+
+class Request(Struct, tag_field="op", rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """What every request may carry. `timestamp` is accepted from agents that send one, and not used."""
+
+    purpose: ClassVar[str] = ""
+    reply_fields: ClassVar[tuple[str, ...]] = ()
+    codes: ClassVar[tuple[str, ...]] = ()
+    writes: ClassVar[bool] = False
+
+    request_id: RequestId = ""
+    kind: str = "job"
+    id: str | None = None
+    job_id: str | None = None
+    timestamp: Any = None
+
+    @property
+    def target(self) -> str:
+        """The record named in the envelope: `jobId` for jobs, `id` for every kind."""
+        return self.job_id or self.id or ""
+
+    @property
+    def op(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class Write(Request):
+    """A request that changes state. After `hello`, `seq` and `floor` make it happen exactly once."""
+
+    writes: ClassVar[bool] = True
+
+    seq: Seq | None = None
+    floor: Annotated[int, Meta(ge=0)] = 0
+    again: bool = False
+
+
+class Ping(Request, tag="ping"):
+    purpose = "Is anybody there?"
+
+
+class Hello(Request, tag="hello"):
+    purpose = "Say who is calling. From here on updates are merge patches, writes are numbered, lists are paged."
+    reply_fields = ("protocol", "version", "backend", "durability", "epoch", "limits")
+    codes = ("bad_request",)
+
+    client: str | None = None
+    name: str | None = None
+    node_id: str | None = None
+    boot_id: str | None = None
+    ack: Literal["each", "last"] = "each"
+    protocol: int = PROTOCOL
+
+
+class Create(Write, tag="create"):
+    purpose = "Make a record that is not there yet."
+    reply_fields = ("job",)
+    codes = ("bad_request", "exists", "conflict")
+
+    job: Fields | None = None
+    record: Fields | None = None
+
+
+class Update(Write, tag="update"):
+    purpose = (
+        "Change a record: `job` is a merge patch after `hello` and assigns without it; `set` assigns, `inc` adds, "
+        "`append` extends; paths are a top-level name or a JSON Pointer."
+    )
+    reply_fields = ("job",)
+    codes = ("bad_request", "not_found", "conflict", "invalid_transition")
+
+    job: Fields | None = None
+    record: Fields | None = None
+    set: Fields | None = None
+    inc: dict[str, int | float] | None = None
+    append: dict[str, list[Any]] | None = None
+    if_revision: Revision | None = None
+    upsert: bool = False
+
+
+class Delete(Write, tag="delete"):
+    purpose = "Remove a record; a tombstone keeps late writes from reviving it."
+    codes = ("bad_request", "not_found", "conflict")
+
+    if_revision: Revision | None = None
+
+
+class Get(Request, tag="get"):
+    purpose = "Read one record."
+    reply_fields = ("job",)
+    codes = ("bad_request", "not_found")
+
+
+class List(Request, tag="list"):
+    purpose = "Read records by filter, a page at a time."
+    reply_fields = ("jobs", "nextCursor", "asOf", "truncated")
+    codes = ("bad_request",)
+
+    filter: Fields | None = None
+    sort_by: str | None = None
+    sort_desc: bool | None = None
+    limit: int | None = None
+    cursor: str | None = None
+
+
+class Scope(Struct, rename="camel", forbid_unknown_fields=True):
+    """What a replacing `sync` may delete from."""
+
+    node_id: str
+
+
+class Sync(Write, tag="sync"):
+    purpose = (
+        "Bring many records forward at once: create what is missing, move what moved, report the rest. "
+        "`mode: replace` also deletes unleased records inside `scope` that were not sent."
+    )
+    reply_fields = ("applied", "unchanged", "rejected", "missing")
+    codes = ("bad_request",)
+
+    jobs: list[Fields] | None = None
+    records: list[Fields] | None = None
+    mode: Literal["merge", "replace"] = "merge"
+    scope: Scope | None = None
+
+
+AnyRequest = Ping | Hello | Create | Update | Delete | Get | List | Sync
+OPS: dict[str, type[Request]] = {
+    str(cls.__struct_config__.tag): cls for cls in (Ping, Hello, Create, Update, Delete, Get, List, Sync)
+}
+
+
+# --- replies -------------------------------------------------------------------------------------------------------
+
+
+class Rejected(Struct, rename="camel", omit_defaults=True):
+    """One record of a `sync` that the rules refused."""
+
+    code: str
+    error: str
+    job_id: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+
+
+class Reply(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """The answer to one request. What does not apply is left out."""
+
+    request_id: RequestId
+    success: bool
+    error: str | None = None
+    code: str | None = None
+    outcome: Outcome | None = None
+    seq: int | None = None
+    job: Raw | UnsetType = UNSET
+    record: Raw | UnsetType = UNSET
+    jobs: list[Raw] | UnsetType = UNSET
+    records: list[Raw] | UnsetType = UNSET
+    revision: int | None = None
+    duplicate: bool = False
+    next_cursor: str | None = None
+    as_of: str | None = None
+    truncated: bool = False
+    applied: int | None = None
+    unchanged: int | None = None
+    rejected: list[Rejected] | None = None
+    missing: list[str] | None = None
+    protocol: int | None = None
+    version: str | None = None
+    backend: str | None = None
+    durability: str | None = None
+    epoch: str | None = None
+    limits: Limits | None = None
+
+
+class Acked(Struct):
+    """With `ack: last`: every write up to `acked` is decided, and applied unless a failure line came before."""
+
+    acked: int
+    success: bool = True
+
+
+class Received(Reply, kw_only=True):
+    """Any line a client may read: a reply, or the acknowledgement of a run of writes."""
+
+    request_id: RequestId = ""
+    acked: int | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_strict: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+_loose = msgspec.json.Decoder()
+_received = msgspec.json.Decoder(Received)
+
+
+def encode_line(message: Any) -> bytes:
+    """One frame, newline included."""
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_reply(line: bytes) -> Received:
+    """What a client reads."""
+    return _received.decode(line)
+
+
+# --- from a frame to a request -------------------------------------------------------------------------------------
+
+
+class Malformed(Exception):
+    """A frame that is no request: the error to answer with, and what could still be read of the envelope."""
+
+    def __init__(self, error: StateError, request_id: RequestId = "", op: str = "") -> None:
+        super().__init__(error.text)
+        self.error = error
+        self.request_id = request_id
+        self.op = op
+
+
+def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
+    """The request a frame holds, or `Malformed`."""
+    if len(frame) > 2 * limits.depth:
+        _check_size(frame, limits)
+    try:
+        return _strict.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _decode_forgiving(frame)
+
+
+def _decode_forgiving(frame: bytes) -> AnyRequest:
+    """The slow way: spelling forgiven, mistakes named."""
+    envelope = _decode_envelope(frame)
+    request_id = envelope.get("requestId", "")
+    if not isinstance(request_id, (str, int)) or isinstance(request_id, bool):
+        raise Malformed(BadRequest("requestId must be a string or an integer"))
+    op = envelope.get("op", "")
+    if not isinstance(op, str):
+        raise Malformed(BadRequest("op must be a string"), request_id)
+    cls = OPS.get(op)
+    if cls is None:
+        raise Malformed(UnknownOp(f"unknown operation: {printable(op)}"), request_id, op)
+    known = {key: value for key, value in envelope.items() if key in _KEYS_OF[op]}
+    try:
+        return cast(AnyRequest, msgspec.convert(known, cls))
+    except msgspec.ValidationError as problem:
+        raise Malformed(BadRequest(str(problem)), request_id, op) from None
+
+
+def _decode_envelope(frame: bytes) -> Fields:
+    try:
+        value = _loose.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise Malformed(BadJson(f"INVALID_JSON: {_why(problem)}")) from None
+    if not isinstance(value, dict):
+        raise Malformed(BadJson("INVALID_JSON: a frame must be one JSON object"))
+    return {_ENVELOPE.get(key.lower(), key): part for key, part in value.items()}
+
+
+def _why(problem: Exception) -> str:
+    if isinstance(problem, RecursionError):
+        return "nested too deeply"
+    if isinstance(problem, UnicodeDecodeError):
+        return f"not UTF-8 at byte {problem.start} of a string"
+    return str(problem)
+
+
+def printable(text: str, most: int = 64) -> str:
+    """A caller's value fit for an error text: bounded, control characters escaped."""
+    shown = text if len(text) <= most else text[:most] + "…"
+    return shown if shown.isprintable() else ascii(shown)[1:-1]
+
+
+def _keys(cls: type[Request]) -> frozenset[str]:
+    return frozenset({"op", *cls.__struct_encode_fields__})
+
+
+_KEYS_OF = {op: _keys(cls) for op, cls in OPS.items()}
+_ENVELOPE: dict[str, str] = {key.lower(): key for keys in _KEYS_OF.values() for key in keys} | {"job_uuid": "jobId"}
+"""Every envelope key by its lower case, and the aliases."""
+
+
+# --- what a frame may cost, checked before it is decoded -----------------------------------------------------------
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_BRACKETS_ONLY = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def _check_size(frame: bytes, limits: Limits) -> None:
+    """Refuse a frame of too many values or too deep a nesting. The cheap upper bounds settle nearly every frame."""
+    opened = frame.count(b"[") + frame.count(b"{")
+    values = frame.count(b",") + opened + 1
+    if values <= limits.frame_values and opened <= limits.depth:
+        return
+    bare = _STRINGS.sub(b"", frame)
+    opened = bare.count(b"[") + bare.count(b"{")
+    values = bare.count(b",") + opened + 1
+    if values > limits.frame_values:
+        raise Malformed(TooLarge(f"the frame holds more than {limits.frame_values} JSON values"))
+    if opened > limits.depth and _depth(bare) > limits.depth:
+        raise Malformed(BadJson(f"INVALID_JSON: nested deeper than {limits.depth}"))
+
+
+def _depth(bare: bytes) -> int:
+    level = deepest = 0
+    for bracket in bare.translate(None, _BRACKETS_ONLY):
+        level += _STEP[bracket]
+        deepest = max(deepest, level)
+    return deepest
