@@ -1,0 +1,152 @@
+"""What a supervisor is told and what it hands over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from statesvc.process.errors import BadInheritance
+from statesvc.process.notify import Notifier, activated_sockets, watchdog_interval
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def supervisor(socket_folder):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(socket_folder / "notify"))
+        sock.settimeout(10)
+        yield sock
+
+
+# -- telling ---------------------------------------------------------------------------------------------
+
+
+def test_a_supervisor_is_told_of_each_state(supervisor):
+    notifier = Notifier(supervisor.getsockname())
+    assert notifier.present
+    assert all((notifier.ready("serving"), notifier.status("busy"), notifier.alive(), notifier.stopping()))
+    told = [supervisor.recv(4096) for _ in range(4)]
+    assert told == [b"READY=1\nSTATUS=serving", b"STATUS=busy", b"WATCHDOG=1", b"STOPPING=1"]
+
+
+def test_an_abstract_address_works():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(f"\0statesvc-test-{os.getpid()}")
+        sock.settimeout(10)
+        assert Notifier(f"@statesvc-test-{os.getpid()}").ready()
+        assert sock.recv(4096) == b"READY=1"
+
+
+def test_a_newline_in_a_status_starts_no_assignment(supervisor):
+    Notifier(supervisor.getsockname()).status("one\nREADY=1")
+    assert supervisor.recv(4096) == b"STATUS=one READY=1"
+
+
+@pytest.mark.parametrize("address", [None, "", "vsock:2:1234", "/nowhere/to/be/found"])
+def test_without_a_listening_supervisor_nothing_happens(address):
+    notifier = Notifier(address)
+    assert not notifier.ready()
+    assert not notifier.alive()
+
+
+def test_a_supervisor_that_does_not_read_never_blocks_us(supervisor):
+    notifier = Notifier(supervisor.getsockname())
+    assert not all(notifier.alive() for _ in range(10_000))
+
+
+def test_the_address_is_taken_out_of_the_environment(supervisor):
+    environment = {"NOTIFY_SOCKET": supervisor.getsockname(), "HOME": "/"}
+    assert Notifier.from_environment(environment).ready()
+    assert environment == {"HOME": "/"}
+    assert not Notifier.from_environment(environment).present
+
+
+# -- the watchdog ----------------------------------------------------------------------------------------
+
+
+def test_the_watchdog_is_fed_twice_as_often_as_it_asks():
+    environment = {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
+    assert watchdog_interval(environment) == 15.0
+    assert environment == {}
+
+
+@pytest.mark.parametrize("environment", [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}])
+def test_no_watchdog_is_fed_that_is_not_ours(environment):
+    assert watchdog_interval(environment) is None
+
+
+def test_a_watchdog_without_a_pid_is_ours():
+    assert watchdog_interval({"WATCHDOG_USEC": "1000000"}) == 0.5
+
+
+def test_a_watchdog_time_that_is_no_number_is_named():
+    with pytest.raises(BadInheritance, match="WATCHDOG_USEC='soon'"):
+        watchdog_interval({"WATCHDOG_USEC": "soon"})
+
+
+# -- socket activation -----------------------------------------------------------------------------------
+
+
+def test_passed_on_sockets_are_taken_with_their_names_and_the_environment_is_cleaned(socket_folder):
+    with socket.socket(socket.AF_UNIX) as given:
+        given.bind(str(socket_folder / "s.sock"))
+        given.listen()
+        fd = os.dup(given.fileno())
+        os.set_inheritable(fd, True)
+        environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "statesvc"}
+        [(name, sock)] = activated_sockets(environment, first=fd)
+        with sock:
+            assert name == "statesvc"
+            assert sock.getsockname() == str(socket_folder / "s.sock")
+            assert not sock.get_inheritable()
+            assert environment == {}
+
+
+def test_sockets_meant_for_another_process_are_left_alone():
+    assert activated_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
+    assert activated_sockets({"LISTEN_FDS": "1"}) == []
+    assert activated_sockets({}) == []
+
+
+def test_a_descriptor_that_is_no_socket_is_named(tmp_path):
+    with open(tmp_path / "file", "w") as file:
+        fd = file.fileno()
+        with pytest.raises(BadInheritance, match=f"descriptor {fd}"):
+            activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, first=fd)
+
+
+def test_a_count_of_descriptors_beyond_reason_is_refused():
+    with pytest.raises(BadInheritance, match="LISTEN_FDS=100000"):
+        activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "100000"})
+
+
+@pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="systemd-socket-activate is not installed")
+def test_a_socket_of_systemd_socket_activate_serves_the_client_that_woke_us(socket_folder):
+    path = str(socket_folder / "s.sock")
+    serve_once = (
+        "from statesvc.process.notify import activated_sockets\n"
+        "from statesvc.process.listener import listen_on_inherited\n"
+        "[(name, sock)] = activated_sockets()\n"
+        "listening = listen_on_inherited(sock)\n"
+        "connection, _ = listening.sock.accept()\n"
+        "connection.sendall(f'{name} {listening.path}'.encode())\n"
+    )
+    command = ["systemd-socket-activate", "-l", path, "--fdname=statesvc", f"--setenv=PYTHONPATH={ROOT}"]
+    activator = subprocess.Popen([*command, sys.executable, "-c", serve_once], stderr=subprocess.PIPE, text=True)
+    try:
+        assert activator.stderr
+        assert "Listening on" in activator.stderr.readline()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            client.settimeout(30)
+            assert client.recv(4096) == f"statesvc {path}".encode()
+    finally:
+        activator.kill()
+        activator.communicate()

@@ -1,0 +1,67 @@
+"""The units pass systemd's own judges: hardened, and without a wrong word."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parents[2] / "systemd"
+
+# The most exposure that is tolerated, of 10 (systemd-analyze security).
+MAX_EXPOSURE = 1.5
+
+needs_systemd_analyze = pytest.mark.skipif(
+    not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed"
+)
+
+
+def settings(unit: str) -> dict[str, str]:
+    lines = (UNITS / unit).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+@needs_systemd_analyze
+def test_the_service_is_hardly_exposed():
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNITS / "statesvc.service")]
+    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    match = re.search(r"Overall exposure level for statesvc\.service: ([0-9.]+)", report.stdout)
+    assert match, report.stdout + report.stderr
+    assert float(match[1]) <= MAX_EXPOSURE, report.stdout
+
+
+@needs_systemd_analyze
+def test_the_units_verify_without_a_complaint(tmp_path):
+    for unit in ("statesvc.service", "statesvc.socket"):
+        text = (UNITS / unit).read_text()
+        (tmp_path / unit).write_text(text.replace("ExecStart=/usr/bin/statesvc", f"ExecStart={shutil.which('true')}"))
+    units = [str(tmp_path / unit) for unit in ("statesvc.service", "statesvc.socket")]
+    command = ["systemd-analyze", "verify", "--man=no", *units]
+    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    complaints = [line for line in report.stderr.splitlines() if "statesvc" in line]
+    assert (report.returncode, complaints) == (0, []), report.stderr
+
+
+@pytest.mark.skipif(not shutil.which("systemd-sysusers"), reason="systemd-sysusers is not installed")
+def test_the_sysusers_file_makes_the_user_the_service_runs_as(tmp_path):
+    (tmp_path / "etc").mkdir()
+    command = ["systemd-sysusers", f"--root={tmp_path}", str(UNITS / "statesvc.sysusers")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    made = [line.split(":") for line in (tmp_path / "etc" / "passwd").read_text().splitlines()]
+    assert [user[0] for user in made] == [settings("statesvc.service")["User"]]
+    assert made[0][6] == "/usr/sbin/nologin"
+
+
+def test_service_and_socket_agree_on_the_path_and_the_user():
+    service, sock = settings("statesvc.service"), settings("statesvc.socket")
+    assert f"--socket {sock['ListenStream']}" in service["ExecStart"]
+    assert sock["ListenStream"] == f"/run/{service['RuntimeDirectory']}/statesvc.sock"
+    assert f"--data /var/lib/{service['StateDirectory']}" in service["ExecStart"]
+    assert sock["SocketUser"] == service["User"]
+
+
+def test_the_sockets_file_outlives_a_restart_of_the_daemon():
+    assert settings("statesvc.service")["RuntimeDirectoryPreserve"] == "yes"
