@@ -1,0 +1,218 @@
+"""What can be configured: every key, its type, its bounds and its default, as one tree of frozen structs.
+
+This file must not know where values come from (files, environment, flags), and imports nothing that is slow
+to import: the daemon's socket waits for it, which is also why these are structs (a dataclass takes a
+millisecond to make, a struct a thirtieth of that). The texts that explain the keys: config/statesvc.yml.
+
+No `from __future__ import annotations` here: the annotations are read at run time and must be objects.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+KNOWN_BACKENDS = ("memory", "sqlite")
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+DAY_SECONDS = 86_400
+
+# sockaddr_un holds 108 bytes including the closing NUL.
+SOCKET_PATH_BYTES = 107
+
+
+class Secret:
+    """A text that shows itself only to a caller who says `reveal`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return "[hidden]"
+
+
+# Every number has both bounds: no key means "without limit".
+Seconds = Annotated[float, Meta(ge=0.01, le=3650 * DAY_SECONDS)]
+SecondsOrNone = Annotated[float, Meta(ge=0, le=3650 * DAY_SECONDS)]  # 0 is "at once", never "for ever"
+Bytes = Annotated[int, Meta(ge=4 * KIB, le=GIB)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+OctalMode = Annotated[
+    str, Meta(pattern="^0[0-7]{3}$", description='a file mode in octal and in quotes, such as "0600"')
+]
+NumberOrName = Annotated[int, Meta(ge=0, le=2**32 - 2)] | str
+
+
+class Access(Struct, frozen=True):
+    """Who may connect. No uids and no gids means: the daemon's own user and root."""
+
+    uids: tuple[NumberOrName, ...] = ()
+    gids: tuple[NumberOrName, ...] = ()
+    socket_mode: OctalMode = "0600"
+    socket_group: NumberOrName | None = None
+
+
+class Limits(Struct, frozen=True):
+    """What one client, one frame and one record may cost. Each is a bound, none can be switched off."""
+
+    frame_bytes: Bytes = 10 * MIB
+    frame_values: Count = 200_000
+    depth: Annotated[int, Meta(ge=1, le=512)] = 256
+    id_chars: Annotated[int, Meta(ge=1, le=1024)] = 256
+    # Well below frame_bytes, so that any stored record fits a reply with room for its envelope.
+    record_bytes: Bytes = 8 * MIB
+    # Ten thousand idle clients fit, with room; an idle one costs a descriptor and a few KiB.
+    clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 16_384
+    requests_in_flight: Count = 4096
+    output_bytes: Bytes = MIB
+    partial_frame_seconds: Seconds = 30.0
+    stalled_output_seconds: Seconds = 60.0
+    list_limit: Count = 1000
+    list_default: Count = 100
+    list_examined: Count = 10_000
+    marks_clients: Annotated[int, Meta(ge=1, le=4096)] = 64
+    marks_seconds: Annotated[int, Meta(ge=1, le=3650 * DAY_SECONDS)] = DAY_SECONDS
+    open_wait_seconds: SecondsOrNone = 5.0
+
+
+class Sqlite(Struct, frozen=True):
+    """The embedded engine. `apply_*` bound how far state.db may lag behind log.db before commits wait."""
+
+    cache_bytes: Bytes = 32 * MIB
+    apply_entries: Count = 50_000
+    apply_seconds: Seconds = 1.0
+    idle_seconds: Seconds = 1.0
+
+
+class Dynamodb(Struct, frozen=True):
+    """Joblet's keys, so that its file loads; they take effect with the engine."""
+
+    region: str = ""
+    table_name: str = "joblet-jobs"
+    ttl_enabled: bool = True
+    ttl_attribute: str = "expiresAt"
+    ttl_days: CountOrZero = 30
+    read_capacity: CountOrZero = 5
+    write_capacity: CountOrZero = 5
+
+
+class Redis(Struct, frozen=True):
+    """Joblet's keys, so that its file loads; they take effect with the engine."""
+
+    endpoint: str = "localhost:6379"
+    password: Secret | None = None
+    password_file: Path | None = None
+    db: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    ttl_days: CountOrZero = 30
+    tls: bool = False
+
+
+class Storage(Struct, frozen=True):
+    sqlite: Sqlite = Sqlite()
+    dynamodb: Dynamodb = Dynamodb()
+    redis: Redis = Redis()
+
+
+class Log(Struct, frozen=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+
+
+class Settings(Struct, frozen=True):
+    """The whole configuration. Sections and fields are named as in the file, below its key `state:`."""
+
+    backend: str = "sqlite"
+    socket: Path = Path("/run/statesvc/statesvc.sock")
+    data: Path = Path("/var/lib/statesvc")
+    durability: Literal["disk", "os"] = "disk"
+    require_backend: bool = False
+    drain_seconds: SecondsOrNone = 10.0
+    access: Access = Access()
+    limits: Limits = Limits()
+    storage: Storage = Storage()
+    lifecycles: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+    log: Log = Log()
+
+
+class Leaf(NamedTuple):
+    """One key that holds a value: what it may be and what it is when nobody sets it."""
+
+    annotation: Any
+    default: Any
+
+
+def leaves(section: Struct | None = None, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Every key by its dotted name, in the order of the classes above."""
+    section = Settings() if section is None else section
+    annotations = type(section).__annotations__
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        if isinstance(value, Struct):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, Leaf(annotations[name], value)
+
+
+def value_at(settings: Settings, key: str) -> Any:
+    value: Any = settings
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def assemble(values: Mapping[str, Any]) -> Settings:
+    """The defaults with `values` (dotted name -> value of the right type) put in."""
+    settings = Settings()
+    for key, value in values.items():
+        settings = _with_value(settings, key.split("."), value)
+    return settings
+
+
+def _with_value(section: Any, path: list[str], value: Any) -> Any:
+    name, *below = path
+    return replace(section, **{name: _with_value(getattr(section, name), below, value) if below else value})
+
+
+_ORDERED_LIMITS = (
+    ("list_default", "list_limit"),
+    ("list_limit", "list_examined"),
+    ("record_bytes", "frame_bytes"),
+)
+
+
+def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
+    """(key, problem) for values that are well-formed one by one and cannot work as a whole."""
+    if settings.backend not in KNOWN_BACKENDS:
+        known = ", ".join(KNOWN_BACKENDS)
+        yield "backend", f"backend '{settings.backend}' is not part of this version; known: {known}"
+    if len(str(settings.socket).encode()) > SOCKET_PATH_BYTES:
+        yield "socket", f"socket: longer than the {SOCKET_PATH_BYTES} bytes a Unix socket's path can have"
+    if settings.storage.redis.password and settings.storage.redis.password_file:
+        text = "storage.redis.password: given together with storage.redis.password_file; give one"
+        yield "storage.redis.password", text
+    yield from _contradicting_limits(settings.limits)
+
+
+def _contradicting_limits(limits: Limits) -> Iterator[tuple[str, str]]:
+    for lower, upper in _ORDERED_LIMITS:
+        low, high = getattr(limits, lower), getattr(limits, upper)
+        if low > high:
+            yield f"limits.{lower}", f"limits.{lower}: {low} is above limits.{upper}, which is {high}"

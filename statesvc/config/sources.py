@@ -1,0 +1,196 @@
+"""Where values come from: flags over environment over file over defaults; one message for all that is wrong.
+
+Must not know what a key means; the model does. yaml is imported only when there is a file to read: a daemon
+started with flags alone, as an agent starts it, has its socket up before yaml would be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from statesvc.config import identities
+from statesvc.config.checking import Unfit, checked, from_text
+from statesvc.config.model import Leaf, Secret, Settings, assemble, contradictions, leaves, value_at
+from statesvc.config.problems import BadConfiguration, unfit_value, unknown_key
+
+USUAL_FILES = (Path("/etc/statesvc/statesvc.yml"), Path("/opt/joblet/config/joblet-config.yml"))
+
+# Variables with the prefix that are no keys.
+RESERVED_VARIABLES = frozenset({"STATESVC_CONFIG"})
+PREFIX = "STATESVC_"
+
+# What Joblet's agent and its own daemon keep in the same section. None of it concerns this daemon; a key
+# named here covers everything below it.
+JOBLET_KEYS_WITHOUT_EFFECT = frozenset(
+    {
+        "buffer_size",
+        "reconnect_delay",
+        "pool",
+        "pool_size",
+        "client",
+        "local",
+        "storage.dynamodb.batch_size",
+        "storage.dynamodb.batch_interval",
+    }
+)
+
+
+class Loaded(NamedTuple):
+    """The settings in force, and for every dotted key where its value came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+    file: Path | None
+
+
+class Given(NamedTuple):
+    """A value somebody gave, not checked yet."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:
+    """The settings in force. `flags`: dotted keys, and `config` for the file; None means not given."""
+    known = dict(leaves())
+    problems: list[str] = []
+    file = _find_file(flags.get("config"), environ)
+    winners: dict[str, Given] = {}
+    for given in _everything_given(file, environ, flags, known, problems):
+        if given.key in known:
+            winners[given.key] = given
+        else:
+            problems.append(unknown_key(given.key, given.origin, [*known, *_sections(known)]))
+    settings = _settings(winners, known, problems)
+    if problems:
+        raise BadConfiguration(problems)
+    origins = {key: winners[key].origin if key in winners else "default" for key in known}
+    return Loaded(settings, origins, file)
+
+
+def _everything_given(
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, Any],
+    known: Mapping[str, Leaf],
+    problems: list[str],
+) -> Iterator[Given]:
+    """Lowest rank first, so that what comes later wins."""
+    if file is not None:
+        from statesvc.config.file import read_section
+
+        yield from _from_file(file, read_section(file), known, problems)
+    yield from _from_environment(environ, known)
+    for key, value in flags.items():
+        if key != "config" and value is not None:
+            yield Given(key, value, f"flag {flag_name(key)}")
+
+
+def flag_name(key: str) -> str:
+    return "--" + key.replace(".", "-").replace("_", "-")
+
+
+def variable_name(key: str) -> str:
+    return PREFIX + key.replace(".", "__").upper()
+
+
+def _find_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
+    """A file somebody named must be there; the usual places may be empty."""
+    named = (
+        (flag, "flag --config"),
+        (environ.get("STATESVC_CONFIG"), "environment STATESVC_CONFIG"),
+        (environ.get("JOBLET_CONFIG_PATH"), "environment JOBLET_CONFIG_PATH"),
+    )
+    for name, origin in named:
+        if name:
+            if not os.path.exists(name):
+                raise BadConfiguration([f"{name}: there is no such configuration file ({origin})"])
+            return Path(name)
+    return next((place for place in USUAL_FILES if place.exists()), None)
+
+
+def _from_file(
+    file: Path, section: Mapping[Any, Any], known: Mapping[str, Leaf], problems: list[str]
+) -> Iterator[Given]:
+    origin = f"file {file}"
+    sections = _sections(known)
+    for given in _flattened(section, "", origin, sections):
+        if given.key in sections:
+            problems.append(f"{given.key}: must be a section with keys of its own ({origin})")
+        else:
+            problems.extend(_exposed_secret(given, file, known))
+            yield given
+
+
+def _sections(known: Mapping[str, Leaf]) -> set[str]:
+    """Every proper beginning of a key: limits, storage, storage.sqlite ..."""
+    return {key[:dot] for key in known for dot in range(len(key)) if key[dot] == "."}
+
+
+def _flattened(section: Mapping[Any, Any], prefix: str, origin: str, sections: set[str]) -> Iterator[Given]:
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        if key in JOBLET_KEYS_WITHOUT_EFFECT or (key in sections and value is None):
+            continue
+        if key in sections and isinstance(value, Mapping):
+            yield from _flattened(value, f"{key}.", origin, sections)
+        else:
+            yield Given(key, value, origin)
+
+
+def _exposed_secret(given: Given, file: Path, known: Mapping[str, Leaf]) -> Iterable[str]:
+    if not given.value or given.key not in known or not _is_secret(known[given.key]):
+        return
+    mode = file.stat().st_mode & 0o777
+    if mode & 0o077:
+        yield (
+            f"{given.key}: {file} holds a secret and can be opened by others (mode {mode:04o}); "
+            f"run: chmod 600 {file}, or use {given.key}_file or ${variable_name(given.key)}"
+        )
+
+
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, Leaf]) -> Iterator[Given]:
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name in RESERVED_VARIABLES:
+            continue
+        key = name.removeprefix(PREFIX).lower().replace("__", ".")
+        value = from_text(known[key].annotation, text) if key in known else text
+        yield Given(key, value, f"environment {name}")
+
+
+def _settings(winners: Mapping[str, Given], known: Mapping[str, Leaf], problems: list[str]) -> Settings:
+    values: dict[str, Any] = {}
+    for key, value, origin in winners.values():
+        try:
+            values[key] = checked(known[key].annotation, value)
+        except Unfit as unfit:
+            problems.append(unfit_value(key, value, str(unfit), origin, _is_secret(known[key])))
+    settings = assemble(values)
+    for key, text in (*contradictions(settings), *identities.unknown(settings.access)):
+        problems.append(f"{text} ({winners[key].origin if key in winners else 'default'})")
+    return settings
+
+
+def _is_secret(leaf: Leaf) -> bool:
+    return Secret in getattr(leaf.annotation, "__args__", ())
+
+
+def as_plain(settings: Settings) -> dict[str, Any]:
+    """Every dotted key with a value that JSON and YAML can hold; secrets hidden."""
+    return {key: plain(value_at(settings, key)) for key, _ in leaves()}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Secret):
+        return repr(value) if value else ""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return {name: plain(item) for name, item in value.items()} if isinstance(value, Mapping) else value

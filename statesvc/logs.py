@@ -1,0 +1,242 @@
+"""The log: one line an event, JSON off a terminal and readable on one, and never a secret in it.
+
+Owns how lines look and what is hidden in them. Must not know what the daemon does. structlog takes longer to
+import than the rest of the start, so `configure` imports it; until then the loggers that `get` hands out keep
+what they are told, within a bound, and `configure` writes it down with the time at which it happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, TextIO
+
+HIDDEN = "[hidden]"
+
+# Lines kept before `configure`. A start writes a handful; more means a loop, and its last lines tell enough.
+EARLY_LINES = 100
+
+# A log value is a few fields. What is nested deeper was not meant for a log.
+_DEEPEST = 6
+
+# Compared in lower case without - and _. A lease's `token` is a fencing number, not a secret.
+_SECRET_ENDINGS = (
+    "password",
+    "passwd",
+    "passphrase",
+    "apikey",
+    "accesskey",
+    "privatekey",
+    "accesstoken",
+    "authtoken",
+    "sessiontoken",
+    "authorization",
+    "credentials",
+)
+
+
+class _Line(NamedTuple):
+    level: str
+    event: str
+    values: dict[str, Any]
+
+
+_lock = threading.Lock()
+_early: deque[_Line] = deque(maxlen=EARLY_LINES)
+_early_dropped = 0
+_write: Callable[[_Line], None] | None = None
+
+
+class Logger:
+    """Takes an event (a few fixed words) and values by name. Free to make, safe at import time."""
+
+    __slots__ = ("_bound", "_name")
+
+    def __init__(self, name: str, bound: Mapping[str, Any]) -> None:
+        self._name = name
+        self._bound = dict(bound)
+
+    def bind(self, **values: Any) -> Logger:
+        """A logger that adds `values` to each of its lines."""
+        return Logger(self._name, {**self._bound, **values})
+
+    def debug(self, event: str, /, **values: Any) -> None:
+        self._take("debug", event, values)
+
+    def info(self, event: str, /, **values: Any) -> None:
+        self._take("info", event, values)
+
+    def warning(self, event: str, /, **values: Any) -> None:
+        self._take("warning", event, values)
+
+    def error(self, event: str, /, **values: Any) -> None:
+        self._take("error", event, values)
+
+    def exception(self, event: str, /, **values: Any) -> None:
+        """An error, with the traceback of the exception being handled."""
+        self._take("error", event, {**values, "exc_info": sys.exception()})
+
+    def _take(self, level: str, event: str, values: dict[str, Any]) -> None:
+        line = _Line(level, event, {"logger": self._name, **self._bound, **values})
+        write = _write or _keep(line)
+        if write is not None:
+            write(line)
+
+
+def get(name: str) -> Logger:
+    return Logger(name, {})
+
+
+def _keep(line: _Line) -> Callable[[_Line], None] | None:
+    """Keeps the line for `configure`, or says who writes it: `configure` may just have run in a thread."""
+    global _early_dropped  # noqa: PLW0603 - the early lines belong to the process, as the log does
+    with _lock:
+        if _write is not None:
+            return _write
+        _early_dropped += len(_early) == EARLY_LINES
+        _early.append(line._replace(values={"timestamp": _now(), **line.values}))
+    return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def configure(
+    level: Literal["debug", "info", "warning", "error"] = "info",
+    format: Literal["auto", "json", "text"] = "auto",
+    stream: TextIO | None = None,
+) -> None:
+    """Write to `stream` (stderr) from here on, first what was kept. May be called again, and in a thread."""
+    global _write, _early_dropped  # noqa: PLW0603 - see _keep
+    chosen = sys.stderr if stream is None else stream
+    write = _writer(level, format, chosen)
+    with _lock:
+        _write = write
+        early, dropped = list(_early), _early_dropped
+        _early.clear()
+        _early_dropped = 0
+    if dropped:
+        get(__name__).warning("early log lines dropped", count=dropped)
+    for line in early:
+        write(line)
+    _take_in_other_libraries(level)
+
+
+def is_configured() -> bool:
+    return _write is not None
+
+
+def _writer(level: str, format: str, stream: TextIO) -> Callable[[_Line], None]:
+    import structlog
+
+    on_terminal = stream.isatty()
+    as_text = format == "text" or (format == "auto" and on_terminal)
+    sink = structlog.wrap_logger(
+        _Lines(stream),
+        processors=[
+            structlog.processors.add_log_level,
+            hide_secrets,
+            _in_reading_order,
+            *(_text_form(on_terminal) if as_text else _json_form()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
+
+    def write(line: _Line) -> None:
+        values = line.values if "timestamp" in line.values else {"timestamp": _now(), **line.values}
+        try:
+            getattr(sink, line.level)(line.event, **values)
+        except Exception as problem:  # noqa: BLE001 - a line that cannot be written must not stop the work it tells of
+            sink.error("log line could not be written", timestamp=_now(), problem=type(problem).__name__)
+
+    return write
+
+
+def _json_form() -> list[Any]:
+    import structlog
+
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+
+
+def _text_form(colors: bool) -> list[Any]:
+    import structlog
+
+    # repr_native_str: a text from outside is quoted, so that it cannot bring escape sequences to a terminal.
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=colors,
+            repr_native_str=True,
+            sort_keys=False,
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]
+
+
+def _in_reading_order(_logger: Any, _method: str, values: Any) -> Any:
+    first = {name: values[name] for name in ("timestamp", "level", "event", "logger") if name in values}
+    return {**first, **values}
+
+
+class _Lines:
+    """The stream as structlog wants it. A reader that went away (a closed pipe) costs lines, nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def debug(self, line: str) -> None:
+        with self._lock:
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):
+                pass
+
+    info = warning = error = debug
+
+
+def hide_secrets(_logger: Any, _method: str, values: Any) -> Any:
+    """Replaces the value of every name that stands for a secret, at any depth."""
+    return _without_secrets(values, 0)
+
+
+def _without_secrets(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        if depth > _DEEPEST:
+            return HIDDEN
+        return {
+            name: HIDDEN if is_secret_name(name) else _without_secrets(part, depth + 1) for name, part in value.items()
+        }
+    # A named tuple, an exception's triple and the like keep their type: only plain lists are rebuilt.
+    if type(value) in (list, tuple):
+        return [_without_secrets(part, depth + 1) for part in value] if depth <= _DEEPEST else HIDDEN
+    return value
+
+
+def is_secret_name(name: object) -> bool:
+    plain = str(name).lower().replace("-", "").replace("_", "")
+    return plain.startswith("secret") or plain.endswith(_SECRET_ENDINGS)
+
+
+class _Forward(logging.Handler):
+    """What libraries (asyncio, for one) tell Python's own logging, as lines like ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()
+        logger = get(record.name)
+        take = {"debug": logger.debug, "info": logger.info, "error": logger.error}.get(level, logger.warning)
+        problem = record.exc_info[1] if record.exc_info else None
+        take(record.getMessage(), **({"exc_info": problem} if problem else {}))
+
+
+def _take_in_other_libraries(level: str) -> None:
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, _Forward)]:
+        root.removeHandler(handler)
+    root.addHandler(_Forward())
+    root.setLevel(level.upper())

@@ -1,0 +1,329 @@
+"""Where values come from and what is refused, with real files and given environments."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from statesvc.config import BadConfiguration, Secret, Settings, load
+from statesvc.config import sources as sources_module
+
+JOBLET_FILE = """
+version: "3.0"
+server:
+  address: "0.0.0.0"
+logging:
+  level: "INFO"
+state:
+  backend: "memory"
+  socket: "/opt/joblet/run/state-ipc.sock"
+  buffer_size: 10000
+  reconnect_delay: "5s"
+  pool_size: 20
+  pool:
+    size: 20
+    read_timeout: "10s"
+  client:
+    max_retries: 3
+  storage:
+    dynamodb:
+      region: ""
+      table_name: "joblet-jobs"
+      ttl_enabled: true
+      ttl_attribute: "expiresAt"
+      ttl_days: 30
+      read_capacity: 5
+      write_capacity: 5
+      batch_size: 25
+      batch_interval: "100ms"
+    redis:
+      endpoint: "localhost:6379"
+      password: ""
+      db: 0
+      ttl_days: 30
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_usual_files(monkeypatch):
+    """What is installed on the machine that runs the tests is none of their business."""
+    monkeypatch.setattr(sources_module, "USUAL_FILES", ())
+
+
+def written(folder: Path, text: str, mode: int = 0o600) -> Path:
+    file = folder / "statesvc.yml"
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+def problems_of(flags=None, environ=None) -> str:
+    with pytest.raises(BadConfiguration) as caught:
+        load(flags or {}, environ or {})
+    assert caught.value.exit_code == 78
+    return str(caught.value)
+
+
+def test_nothing_given_means_the_defaults():
+    loaded = load({}, {})
+    assert loaded.settings == Settings()
+    assert loaded.file is None
+    assert set(loaded.origins.values()) == {"default"}
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(tmp_path):
+    file = written(tmp_path, "state:\n  limits: {clients: 1, depth: 1, id_chars: 1}\n")
+    environ = {"STATESVC_LIMITS__CLIENTS": "2", "STATESVC_LIMITS__DEPTH": "2"}
+    loaded = load({"config": file, "limits.clients": 3}, environ)
+    limits = loaded.settings.limits
+    assert (limits.clients, limits.depth, limits.id_chars, limits.list_limit) == (3, 2, 1, 1000)
+    assert loaded.origins["limits.clients"] == "flag --limits-clients"
+    assert loaded.origins["limits.depth"] == "environment STATESVC_LIMITS__DEPTH"
+    assert loaded.origins["limits.id_chars"] == f"file {file}"
+    assert loaded.origins["limits.list_limit"] == "default"
+
+
+def test_a_flag_that_was_not_given_is_none_and_changes_nothing():
+    assert load({"socket": None, "config": None}, {}).settings == Settings()
+
+
+def test_the_named_file_wins_in_the_order_flag_own_variable_joblets_variable(tmp_path):
+    names = ("flag", "own", "joblet")
+    files = {name: tmp_path / name for name in names}
+    for name, file in files.items():
+        file.write_text(f"state: {{socket: /{name}}}\n")
+    environ = {"STATESVC_CONFIG": str(files["own"]), "JOBLET_CONFIG_PATH": str(files["joblet"])}
+    assert load({"config": files["flag"]}, environ).settings.socket == Path("/flag")
+    assert load({}, environ).settings.socket == Path("/own")
+    del environ["STATESVC_CONFIG"]
+    assert load({}, environ).settings.socket == Path("/joblet")
+
+
+def test_a_usual_place_is_used_when_there_is_a_file_and_passed_over_when_there_is_none(tmp_path, monkeypatch):
+    file = written(tmp_path, "state: {backend: memory}\n")
+    monkeypatch.setattr(sources_module, "USUAL_FILES", (tmp_path / "missing.yml", file))
+    loaded = load({}, {})
+    assert (loaded.settings.backend, loaded.file) == ("memory", file)
+
+
+@pytest.mark.parametrize("variable", ["STATESVC_CONFIG", "JOBLET_CONFIG_PATH"])
+def test_a_named_file_that_is_missing_is_an_error_that_says_who_named_it(tmp_path, variable):
+    missing = str(tmp_path / "no.yml")
+    assert problems_of({"config": missing}) == f"{missing}: there is no such configuration file (flag --config)"
+    assert f"environment {variable}" in problems_of({}, {variable: missing})
+
+
+def test_an_existing_joblet_file_loads_and_its_agents_keys_have_no_effect(tmp_path):
+    settings = load({"config": written(tmp_path, JOBLET_FILE, 0o644)}, {}).settings
+    assert settings.backend == "memory"
+    assert settings.socket == Path("/opt/joblet/run/state-ipc.sock")
+    assert settings.storage.dynamodb == Settings().storage.dynamodb
+    assert settings.storage.redis.password == Secret("")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "state:\n", "state: {}\n", "server: {port: 1}\n", "state: {limits: }"]
+)
+def test_a_file_without_values_means_the_defaults(tmp_path, text):
+    assert load({"config": written(tmp_path, text)}, {}).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown", "nearest"),
+    [
+        ("limits: {client: 7}", "limits.client", "limits.clients"),
+        ("sockett: /x", "sockett", "socket"),
+        ("clients: 7", "clients", "limits.clients"),
+        ("storage: {sqllite: {cache_bytes: 1}}", "storage.sqllite", "storage.sqlite"),
+        ("log: {levle: info}", "log.levle", "log.level"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_its_dotted_name_with_the_nearest_known_one(tmp_path, line, unknown, nearest):
+    file = written(tmp_path, f"state:\n  {line}\n")
+    assert problems_of({"config": file}) == f"{unknown}: unknown key (file {file}); did you mean {nearest}?"
+
+
+def test_an_unknown_variable_is_refused_by_name():
+    text = problems_of({}, {"STATESVC_LIMITS__CLIENT": "1", "HOME": "/home/x"})
+    assert text == ("limits.client: unknown key (environment STATESVC_LIMITS__CLIENT); did you mean limits.clients?")
+
+
+def test_a_key_that_is_like_no_other_is_refused_without_a_suggestion():
+    assert problems_of({}, {"STATESVC_XYZZY": "1"}) == "xyzzy: unknown key (environment STATESVC_XYZZY)"
+
+
+def test_every_problem_is_listed_one_a_line(tmp_path):
+    file = written(tmp_path, "state:\n  durability: disc\n  limits: {clients: many, depth: 0}\n  foo: 1\n")
+    assert problems_of({"config": file}).splitlines() == [
+        f"foo: unknown key (file {file})",
+        f"durability: 'disc' is not allowed (file {file}); it takes one of: disk, os",
+        f"limits.clients: 'many' is not allowed (file {file}); it takes a whole number from 1 to 1000000",
+        f"limits.depth: 0 is not allowed (file {file}); it takes a whole number from 1 to 512",
+    ]
+
+
+@pytest.mark.parametrize("backend", ["dynamodb", "redis", "local", ""])
+def test_a_backend_that_is_not_part_of_this_version_is_named_with_the_known_ones(backend):
+    expected = f"backend '{backend}' is not part of this version; known: memory, sqlite (flag --backend)"
+    assert problems_of({"backend": backend}) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("limits.clients", "true"),
+        ("limits.clients", '"12"'),
+        ("limits.clients", "1.5"),
+        ("limits.clients", "null"),
+        ("limits.frame_bytes", "0"),
+        ("limits.frame_bytes", "1" + "0" * 30),
+        ("drain_seconds", "-1"),
+        ("drain_seconds", ".nan"),
+        ("drain_seconds", ".inf"),
+        ("require_backend", "1"),
+        ("socket", "5"),
+        ("socket", '""'),
+        ("socket", '"a\\0b"'),
+        ("access.socket_mode", "0600"),  # YAML reads an unquoted 0600 as the number 384
+        ("access.socket_mode", '"600"'),
+        ("access.socket_mode", '"0900"'),
+        ("access.uids", "root"),
+        ("access.uids", "[-1]"),
+        ("access.uids", "[[1]]"),
+        ("lifecycles", "{job: [RUNNING]}"),
+        ("lifecycles", "{job: {RUNNING: PAUSED}}"),
+        ("limits", "[1]"),
+        ("storage.redis.password", "1234"),
+    ],
+)
+def test_a_value_of_the_wrong_form_in_a_file_is_refused_by_its_key(tmp_path, key, value):
+    line = value
+    for name in reversed(key.split(".")):
+        line = f"{{{name}: {line}}}"
+    assert problems_of({"config": written(tmp_path, f"state: {line}\n")}).startswith(f"{key}: ")
+
+
+def test_the_environment_can_hold_every_form_of_value():
+    settings = load(
+        {},
+        {
+            "STATESVC_REQUIRE_BACKEND": "Yes",
+            "STATESVC_DRAIN_SECONDS": "2.5",
+            "STATESVC_DATA": "/data",
+            "STATESVC_ACCESS__UIDS": "0, root",
+            "STATESVC_ACCESS__GIDS": '["root", 12]',
+            "STATESVC_ACCESS__SOCKET_MODE": "0660",
+            "STATESVC_ACCESS__SOCKET_GROUP": "",
+            "STATESVC_LIFECYCLES": '{"job": {"RUNNING": ["PAUSED"]}}',
+            "STATESVC_STORAGE__REDIS__PASSWORD": "hunter2",
+            "STATESVC_LOG__LEVEL": "debug",
+        },
+    ).settings
+    assert settings.require_backend is True
+    assert settings.drain_seconds == 2.5
+    assert settings.data == Path("/data")
+    assert (settings.access.uids, settings.access.gids) == ((0, "root"), ("root", 12))
+    assert (settings.access.socket_mode, settings.access.socket_group) == ("0660", None)
+    assert settings.lifecycles == {"job": {"RUNNING": ("PAUSED",)}}
+    assert settings.storage.redis.password == Secret("hunter2")
+    assert settings.log.level == "debug"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("STATESVC_REQUIRE_BACKEND", "maybe"),
+        ("STATESVC_DRAIN_SECONDS", "soon"),
+        ("STATESVC_LIMITS__CLIENTS", "1.5"),
+        ("STATESVC_LIFECYCLES", "{broken"),
+        ("STATESVC_ACCESS__UIDS", "[broken"),
+        ("STATESVC_SOCKET", ""),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_refused_by_name(variable, text):
+    assert f"(environment {variable}); it takes " in problems_of({}, {variable: text})
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
+def test_a_file_with_a_secret_that_others_can_open_is_refused_and_the_secret_not_shown(tmp_path, mode):
+    file = written(tmp_path, "state: {storage: {redis: {password: hunter2}}}\n", mode)
+    text = problems_of({"config": file})
+    assert text.startswith(f"storage.redis.password: {file} holds a secret")
+    assert f"chmod 600 {file}" in text
+    assert "hunter2" not in text
+
+
+def test_a_private_file_may_hold_a_secret(tmp_path):
+    file = written(tmp_path, "state: {storage: {redis: {password: hunter2}}}\n", 0o600)
+    password = load({"config": file}, {}).settings.storage.redis.password
+    assert password is not None
+    assert password.reveal() == "hunter2"
+
+
+def test_a_secret_shows_itself_nowhere_but_to_reveal():
+    settings = load({}, {"STATESVC_STORAGE__REDIS__PASSWORD": "hunter2"}).settings
+    assert "hunter2" not in f"{settings} {settings!r} {settings.storage.redis.password}"
+    assert "hunter2" not in str(sources_module.as_plain(settings))
+
+
+def test_a_secret_of_the_wrong_form_is_not_shown_in_the_error(tmp_path):
+    text = problems_of({"config": written(tmp_path, "state: {storage: {redis: {password: 12345}}}\n")})
+    assert "12345" not in text
+    assert "storage.redis.password: [hidden] is not allowed" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("state: {backend: memory, backend: sqlite}\n", "the key 'backend' is given twice"),
+        ("state: [", "line 1"),
+        ("state:\n\t- x\n", "line 2, column 1"),
+        ("- a\n- b\n", "must be a mapping with the section 'state:'"),
+        ("state: 5\n", "state: must be a section"),
+        ("backend: memory\n", "backend: belongs below the section 'state:'"),
+        ("state: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("state: {a: " + "[" * 3000 + "]" * 3000 + "}", "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_not_what_it_should_be_is_refused_with_its_place(tmp_path, text, expected):
+    file = written(tmp_path, text)
+    problems = problems_of({"config": file})
+    assert expected in problems
+    assert str(file) in problems
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    file = tmp_path / "f.yml"
+    file.write_bytes(b"\xff\xfe\x00state")
+    assert "not a YAML file in UTF-8" in problems_of({"config": file})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
+    assert "cannot be read" in problems_of({"config": written(tmp_path, "", 0o000)})
+
+
+def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
+    assert "cannot be read" in problems_of({"config": tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"limits.record_bytes": 16 << 20}, "limits.record_bytes: 16777216 is above limits.frame_bytes"),
+        ({"limits.list_default": 2000}, "limits.list_default: 2000 is above limits.list_limit"),
+        ({"limits.list_examined": 10}, "limits.list_limit: 1000 is above limits.list_examined"),
+        ({"socket": "/" + "x" * 107}, "socket: longer than the 107 bytes"),
+        (
+            {"storage.redis.password": "a", "storage.redis.password_file": "/b"},
+            "storage.redis.password: given",
+        ),
+        ({"access.uids": ["no-such-user"]}, "access.uids: there is no user 'no-such-user' on this host"),
+        ({"access.gids": ["no-such-group"]}, "access.gids: there is no group 'no-such-group' on this host"),
+        ({"access.socket_group": "no-such"}, "access.socket_group: there is no group 'no-such' on this host"),
+    ],
+)
+def test_values_that_cannot_work_together_are_refused(flags, expected):
+    assert expected in problems_of(flags)
