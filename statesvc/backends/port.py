@@ -1,0 +1,185 @@
+"""The port every engine implements: conditional commits, queries, the log.
+
+Owns the values that cross between rules and engines. An engine stores what it is given and decides nothing; it must not
+know lifecycles, patches or the wire. The rules above must not know SQL, scripts or files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, NamedTuple
+
+from msgspec import Struct
+
+Key = tuple[str, str]
+"""Kind and id of a record."""
+
+Stamp = tuple[str, int]
+"""Uid and revision: which state of which record a decision was made on."""
+
+SortField = Literal["created", "updated", "started", "completed", "scheduled", "priority", "status", "id"]
+NULLABLE_SORTS = frozenset({"started", "completed", "scheduled", "priority", "status"})
+"""Sort keys a record may lack; such records come last."""
+
+
+class Keys(Struct, array_like=True, frozen=True, gc=False):
+    """What the indexes of an engine are made of. Times are UTC nanoseconds, cut to 64 bits."""
+
+    created: int
+    updated: int
+    status: str | None = None
+    node: str | None = None
+    owner: str | None = None
+    started: int | None = None
+    completed: int | None = None
+    scheduled: int | None = None
+    priority: int | float | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class Row(Struct, array_like=True, frozen=True, gc=False):
+    """A record as engines keep it: what is needed to find it, and the record itself as the bytes clients are sent."""
+
+    kind: str
+    id: str
+    uid: str
+    revision: int
+    keys: Keys
+    body: bytes
+    marks: bytes = b""
+    deleted: int = 0
+    """When it became a tombstone, in nanoseconds; 0 for a living record."""
+
+    @property
+    def key(self) -> Key:
+        return (self.kind, self.id)
+
+    @property
+    def stamp(self) -> Stamp:
+        return (self.uid, self.revision)
+
+
+class Event(Struct, array_like=True, frozen=True, gc=False):
+    """What the log says happened."""
+
+    type: str
+    at: int
+    before: str | None = None
+    after: str | None = None
+
+
+class Write(NamedTuple):
+    """One conditional write: it applies only while the stored row still carries the stamp `expects` (None: no row)."""
+
+    row: Row
+    expects: Stamp | None
+    event: Event
+
+
+Unit = tuple[Write, ...]
+"""Writes that happen together or not at all."""
+
+Result = Literal["applied", "conflict", "unknown"]
+
+
+class LogEntry(NamedTuple):
+    """A committed change, at its place in the log."""
+
+    position: int
+    event: Event
+    row: Row
+
+
+class Place(NamedTuple):
+    """Where a page ended: the sort key (None among records that lack it) and the id."""
+
+    key: int | float | str | None
+    id: str
+
+
+class Query(Struct, frozen=True, kw_only=True):
+    """One walk along one index. `term` narrows it, and goes with sorting by creation only."""
+
+    kind: str
+    sort: SortField = "created"
+    descending: bool = True
+    limit: int
+    missing: bool = False
+    """Walk the records that lack the sort key, by id, instead of those that have it."""
+    term: tuple[str, str] | None = None
+    """A field ("status", "node", "owner") or "label:<name>", and the value it must have; "" means absent."""
+    low: int | str | None = None
+    high: int | str | None = None
+    """Bounds of the sort key; low is inclusive, high is exclusive."""
+    after: Place | None = None
+
+
+class DataCorrupt(Exception):
+    """What is stored cannot be trusted: which file, what was found, what to do. The daemon refuses to serve it."""
+
+
+class EngineBroken(Exception):
+    """The engine met a failure it must not go on after, such as a failed fsync. The daemon ends."""
+
+
+class Engine(ABC):
+    """A place where rows live.
+
+    `immediate` engines answer `peek` at once and never see a conflict from elsewhere, because this process owns their
+    data. Others answer only through `get`, and every commit may lose a race.
+    A failed commit raises an error of the client's tree with its true outcome; a driver's own error never leaves.
+    """
+
+    name: ClassVar[str]
+    immediate: ClassVar[bool] = False
+    durability: str
+    epoch: str
+    broke: Callable[[EngineBroken], None] = staticmethod(lambda _: None)
+
+    def on_broken(self, tell: Callable[[EngineBroken], None]) -> None:
+        """Whom to tell when the engine can no longer serve."""
+        self.broke = tell
+
+    def own(self) -> None:  # noqa: B027 - engines that nobody else can open have nothing to lock
+        """Claim what only one daemon may have, before anything is opened. Raises when another has it."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Make ready to serve: create, migrate, replay."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Finish everything handed over, then let go."""
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Raise unless a read would work now."""
+
+    def peek(self, key: Key) -> Row | None:
+        """The newest committed row, tombstones included, without waiting. Immediate engines only."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def get(self, keys: Sequence[Key]) -> list[Row | None]:
+        """The newest committed rows, tombstones included."""
+
+    @abstractmethod
+    async def query(self, query: Query) -> list[Row]:
+        """Living rows in the order asked for, at most `limit`. Fewer than `limit` means the walk is over."""
+
+    @abstractmethod
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        """Apply units, each wholly or not at all, each on its own; they are then as safe as `durability` says."""
+
+    @abstractmethod
+    async def position(self) -> int:
+        """The place of the newest committed entry in the log."""
+
+    @abstractmethod
+    async def read_log(self, after: int, limit: int) -> list[LogEntry]:
+        """Entries behind `after`, oldest first."""
+
+    @abstractmethod
+    async def check(self) -> list[str]:
+        """What is inconsistent, in words; empty when all is well."""

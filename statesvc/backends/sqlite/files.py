@@ -1,0 +1,104 @@
+"""Opening SQLite files: permissions, settings, format versions and migrations.
+
+Owns what every file of the engine has in common. Must not know what the tables mean.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from importlib import resources
+from pathlib import Path
+
+import apsw
+
+from ..port import DataCorrupt
+
+APPLICATION_ID = 0x53535643
+"""Written into each file's header, so that a stranger's database is not taken for ours."""
+
+BUSY_MILLISECONDS = 5_000
+"""Only our own threads share a file; they hold it for moments."""
+
+_MAGIC = b"SQLite format 3\x00"
+
+
+class Format:
+    """The format of one file: its migrations, in order. The last one's number is the version we write."""
+
+    def __init__(self, stem: str, newest: int) -> None:
+        self.stem = stem
+        self.newest = newest
+
+    def script(self, version: int) -> str:
+        return resources.files(__package__).joinpath(f"{self.stem}_{version:04d}.sql").read_text()
+
+
+def stored_version(path: Path) -> int | None:
+    """The format version in a file's header, without opening it; None when there is no database yet.
+
+    Versions change only in a migration, which ends with a checkpoint: the header on disk is always true.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        return None
+    if not header:
+        return None
+    if len(header) < 100 or not header.startswith(_MAGIC):
+        raise DataCorrupt(f"{path} is not a SQLite database: its header is damaged")
+    version, application = struct.unpack(">I4xI", header[60:72])
+    if version == 0 and application == 0:
+        return None
+    if application != APPLICATION_ID:
+        raise DataCorrupt(f"{path} is a database of another program; choose another data folder")
+    return int(version)
+
+
+def refuse_newer(path: Path, format_: Format) -> None:
+    version = stored_version(path)
+    if version is not None and version > format_.newest:
+        raise DataCorrupt(
+            f"{path} has format {version}, this version knows up to {format_.newest}: "
+            "use the newer statesvc that wrote it; the file was left untouched"
+        )
+
+
+def open_file(path: Path, format_: Format, synchronous: str) -> apsw.Connection:
+    """A connection that writes, the file made or migrated first."""
+    refuse_newer(path, format_)
+    # SQLite gives its side files the mode of the main one: nobody but us reads any of them.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    db = apsw.Connection(str(path))
+    _set(db, synchronous)
+    _migrate(db, format_)
+    return db
+
+
+def open_reader(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db.set_busy_timeout(BUSY_MILLISECONDS)
+    return db
+
+
+def _set(db: apsw.Connection, synchronous: str) -> None:
+    db.set_busy_timeout(BUSY_MILLISECONDS)
+    db.execute("PRAGMA journal_mode = WAL")
+    # FULL: a commit is on the disk when it returns. NORMAL: it survives us, not a power loss.
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    # A checkpoint is cheaper in one go than page by page; 4,000 pages are 16 MiB of WAL.
+    db.execute("PRAGMA wal_autocheckpoint = 4000")
+    db.execute("PRAGMA journal_size_limit = 67108864")
+
+
+def _migrate(db: apsw.Connection, format_: Format) -> None:
+    version = db.pragma("user_version")
+    if version == format_.newest:
+        return
+    for step in range(version + 1, format_.newest + 1):
+        with db:
+            db.execute(format_.script(step))
+            db.execute(f"PRAGMA user_version = {step}")
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)

@@ -1,0 +1,126 @@
+"""Group commit: decided writes on their way into the engine.
+
+Owns the batch that is filling, the one under way, and the newest decided state of every record in them. Must not know
+what the writes mean. What arrives while a commit is under way is the next one, on every engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from statesvc_client.errors import Internal, StateError, Unavailable
+
+from ..backends.port import Engine, Key, Result, Row, Unit
+
+
+class Batch:
+    """Writes that are committed by one call, and who waits for that."""
+
+    __slots__ = ("failure", "listeners", "results", "settled", "units")
+
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+        self.results: list[Result] = []
+        self.failure: StateError | None = None
+        self.settled = False
+        self.listeners: list[Callable[[], None]] = []
+
+    def settle(self, results: list[Result], failure: StateError | None) -> None:
+        self.results, self.failure, self.settled = results, failure, True
+        listeners, self.listeners = self.listeners, []
+        for listener in listeners:
+            listener()
+
+    async def wait(self) -> None:
+        """Return once settled, well or badly."""
+        if not self.settled:
+            done = asyncio.get_running_loop().create_future()
+            self.listeners.append(partial(_wake, done))
+            await done
+
+
+class GroupCommit:
+    """Collects units, commits them batch by batch, and knows the state they lead to."""
+
+    def __init__(self, engine: Engine, on_failure: Callable[[StateError], None] = lambda _: None) -> None:
+        self._engine = engine
+        self._on_failure = on_failure
+        self._filling = Batch()
+        self._under_way: Batch | None = None
+        self._pending: dict[Key, tuple[Row, Batch]] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._commit_forever(), name="group-commit")
+
+    async def stop(self) -> None:
+        """Commit what was handed over, then end."""
+        await self.settled()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def pending(self, key: Key) -> tuple[Row, Batch] | None:
+        """The newest decided row of a record whose commit is not settled yet."""
+        return self._pending.get(key)
+
+    def add(self, unit: Unit) -> Batch:
+        batch = self._filling
+        batch.units.append(unit)
+        for write in unit:
+            self._pending[write.row.key] = (write.row, batch)
+        self._wake.set()
+        return batch
+
+    async def settled(self) -> None:
+        """Wait until everything added before this call is committed or has failed."""
+        last = self._filling if self._filling.units else self._under_way
+        if last is not None:
+            await last.wait()
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            batch, self._filling = self._filling, Batch()
+            self._under_way = batch
+            try:
+                results = await self._engine.commit(batch.units)
+            except StateError as failure:
+                self._fail(batch, failure)
+            except Exception as bug:  # noqa: BLE001 - an engine must not lose waiting clients by a bug of its own
+                self._fail(batch, Internal(f"the engine failed: {type(bug).__name__}", outcome="unknown"))
+            else:
+                self._done(batch, results)
+            self._under_way = None
+
+    def _done(self, batch: Batch, results: list[Result]) -> None:
+        for unit in batch.units:
+            for write in unit:
+                pending = self._pending.get(write.row.key)
+                if pending is not None and pending[1] is batch:
+                    del self._pending[write.row.key]
+        batch.settle(results, None)
+
+    def _fail(self, batch: Batch, failure: StateError) -> None:
+        """Everything decided on the failed batch fails with it: what is filling was, so it goes too."""
+        follower, self._filling = self._filling, Batch()
+        self._wake.clear()
+        self._pending.clear()
+        self._on_failure(failure)
+        batch.settle([], failure)
+        follower.settle([], _follows(failure))
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _follows(failure: StateError) -> StateError:
+    if failure.code == "no_space":
+        return failure
+    return Unavailable(f"an earlier commit failed: {failure.text}")

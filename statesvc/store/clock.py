@@ -1,0 +1,84 @@
+"""Time as the rules see it: UTC nanoseconds, and RFC 3339 text for people.
+
+Owns reading, writing and comparing timestamps. Must not decide what happens at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+
+from statesvc_client.errors import BadRequest
+from statesvc_client.wire import printable
+
+SECOND = 1_000_000_000
+_MOST = 2**63 - 1
+"""Sort keys fit 64 bits in every engine; times beyond the years 1677 and 2262 sort at the ends."""
+
+_RFC3339 = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})\d*)?(?:([Zz])|([+-])(\d\d):(\d\d))",
+    re.ASCII,
+)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+GO_ZERO = "0001-01-01T00:00:00Z"
+"""How Go writes a time that was never set."""
+
+
+class Clock:
+    """The wall clock. Tests give the rules another one."""
+
+    def now(self) -> int:
+        return time.time_ns()
+
+
+class Stamper:
+    """Writes nanoseconds as text; the part down to the second is made once a second."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._prefix = ""
+
+    def text(self, at: int) -> str:
+        second, nanos = divmod(at, SECOND)
+        if second != self._second:
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
+        return f"{self._prefix}.{nanos:09d}Z"
+
+
+def parse(text: object, field: str) -> int:
+    """Nanoseconds of an RFC 3339 time; `field` names the culprit when it is none."""
+    found = _RFC3339.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise BadRequest(f"{field} must be an RFC 3339 time like 2025-10-26T00:00:00Z, not {_shown(text)}")
+    year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
+    try:
+        # A leap second counts as the last second of its minute: it must be storable, not exact.
+        moment = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
+    except ValueError as problem:
+        raise BadRequest(f"{field} is not a time: {printable(str(text))} ({problem})") from None
+    nanos = int((found[7] or "").ljust(9, "0"))
+    offset = _offset(found[9], found[10], found[11])
+    whole = (moment - _EPOCH) // timedelta(seconds=1)
+    return clamp((whole - offset) * SECOND + nanos)
+
+
+def _offset(sign: str | None, hours: str | None, minutes: str | None) -> int:
+    if sign is None:
+        return 0
+    seconds = int(hours or 0) * 3600 + int(minutes or 0) * 60
+    return -seconds if sign == "-" else seconds
+
+
+def _shown(value: object) -> str:
+    return printable(value) if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def clamp(at: int) -> int:
+    return max(-_MOST, min(_MOST, at))
+
+
+def given(value: object) -> bool:
+    """Whether a time was really given: null, empty and Go's zero time count as absent."""
+    return value is not None and value not in ("", GO_ZERO)

@@ -1,0 +1,124 @@
+"""Changing JSON values: merge patch, assignment, counters and lists, by name or JSON Pointer.
+
+Owns what a change does to a value. Must not know records, states or who asks. Values are never changed in place: what a
+reader holds stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from statesvc_client.errors import BadRequest
+from statesvc_client.wire import printable
+
+Json = Any
+Fields = dict[str, Json]
+
+
+def merge(target: Json, patch: Json) -> Json:
+    """RFC 7396: null removes, objects merge, anything else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge(merged.get(name), value) if isinstance(value, dict) else value
+    return merged
+
+
+def steps(path: str) -> list[str]:
+    """The names a path walks through: a top-level name, or a JSON Pointer."""
+    if not path:
+        raise BadRequest("a path must be a field's name or a JSON Pointer like /state/count, not empty")
+    if not path.startswith("/"):
+        return [path]
+    return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
+
+
+_ABSENT = object()
+
+
+def lookup(value: Json, names: list[str]) -> Json:
+    """What stands at a path; None when nothing does."""
+    for name in names:
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def assign(fields: Fields, names: list[str], value: Json) -> Json:
+    return _changed(fields, names, lambda _: value, "/".join(names))
+
+
+def increment(fields: Fields, names: list[str], amount: float) -> Json:
+    """Add to a number; what is absent or null counts as 0."""
+    shown = "/".join(names)
+
+    def add(before: Json) -> Json:
+        old = 0 if before is _ABSENT or before is None else before
+        if isinstance(old, bool) or not isinstance(old, (int, float)):
+            raise BadRequest(f"inc: {printable(shown)} is not a number")
+        total = old + amount
+        if isinstance(total, float) and not math.isfinite(total):
+            raise BadRequest(f"inc: {printable(shown)} would leave the range of numbers")
+        return total
+
+    return _changed(fields, names, add, shown)
+
+
+def extend(fields: Fields, names: list[str], values: list[Json]) -> Json:
+    """Append to a list; what is absent or null counts as an empty one."""
+    shown = "/".join(names)
+
+    def append(old: Json) -> Json:
+        if old is _ABSENT or old is None:
+            return list(values)
+        if not isinstance(old, list):
+            raise BadRequest(f"append: {printable(shown)} is not a list")
+        return [*old, *values]
+
+    return _changed(fields, names, append, shown)
+
+
+def _changed(value: Json, names: list[str], change: Callable[[Json], Json], shown: str) -> Json:
+    """A copy of `value` with `change` applied at the path; objects missing on the way are made."""
+    if not names:
+        return change(value)
+    if value is _ABSENT or value is None:
+        value = {}
+    name, rest = names[0], names[1:]
+    if isinstance(value, dict):
+        return {**value, name: _changed(value.get(name, _ABSENT), rest, change, shown)}
+    if isinstance(value, list):
+        return _changed_in_list(value, name, rest, change, shown)
+    raise BadRequest(f"{printable(shown)} leads through a value that is neither an object nor a list")
+
+
+def _changed_in_list(
+    items: list[Json], name: str, rest: list[str], change: Callable[[Json], Json], shown: str
+) -> list[Json]:
+    if name == "-":
+        return [*items, _changed(_ABSENT, rest, change, shown)]
+    if not name.isdecimal() or int(name) >= len(items):
+        raise BadRequest(f"{printable(shown)} leads to place {printable(name)} of a list of {len(items)}")
+    place = int(name)
+    return [*items[:place], _changed(items[place], rest, change, shown), *items[place + 1 :]]
+
+
+def same(left: Json, right: Json) -> bool:
+    """Equal as JSON: true is not 1, but 1 is 1.0."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)

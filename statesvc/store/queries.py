@@ -1,0 +1,373 @@
+"""Queries: from a client's filter to walks along indexes, and pages out of them.
+
+Owns filters, sort orders, cursors and which index drives a list. Must not know how an engine walks an index.
+
+One index drives a list. What the index cannot decide is tested on each record it yields; a call examines a bounded
+number of records and may return a short page with a cursor to go on from.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import heapq
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from statesvc_client.errors import BadRequest
+from statesvc_client.wire import Fields, List, printable
+
+from ..backends.port import NULLABLE_SORTS, Engine, Place, Query, Row, SortField
+from . import clock, patch
+from .kinds import Kind
+from .records import decode, spelled_path
+
+SORTS: dict[str, SortField] = {
+    "createdat": "created",
+    "updatedat": "updated",
+    "startedat": "started",
+    "completedat": "completed",
+    "scheduledat": "scheduled",
+    "priority": "priority",
+    "status": "status",
+    "id": "id",
+    "uuid": "id",
+    "jobid": "id",
+}
+
+NO_STATUS = ""
+"""Stands for a record without a status where statuses are named."""
+
+Test = Callable[[Row, Callable[[], Fields]], bool]
+"""Decides on a row; the second argument decodes its record, for tests that need more than the index keys."""
+
+
+class Filter(Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """The filter of a list, as clients write it. `limit`, `sortBy` and `sortDesc` may stand here too."""
+
+    status: str | None = None
+    statuses: list[str] | None = None
+    node_id: str | None = None
+    owner: str | None = None
+    ids: list[str] | None = None
+    prefix: str | None = None
+    regex: str | None = None
+    labels: dict[str, Any] | None = None
+    created_after: str | None = None
+    created_before: str | None = None
+    updated_after: str | None = None
+    updated_before: str | None = None
+    started_after: str | None = None
+    started_before: str | None = None
+    completed_after: str | None = None
+    completed_before: str | None = None
+    where: dict[str, Any] | None = None
+    limit: int | None = None
+    sort_by: str | None = None
+    sort_desc: bool | None = None
+
+
+_KNOWN = {name.lower(): name for name in Filter.__struct_encode_fields__}
+
+
+def read_filter(given: Fields | None) -> Filter:
+    """The filter a client means. A key that is not known is refused: ignoring it would return too much."""
+    named = {}
+    for name, value in (given or {}).items():
+        known = _KNOWN.get(name.lower())
+        if known is None:
+            raise BadRequest(f"unknown filter {printable(name)}; known: {' '.join(Filter.__struct_encode_fields__)}")
+        named[known] = value
+    try:
+        return msgspec.convert(named, Filter)
+    except msgspec.ValidationError as problem:
+        raise BadRequest(f"filter: {problem}") from None
+
+
+class Order(NamedTuple):
+    """How a list is sorted; `descending` turns the whole order around, ids included."""
+
+    sort: SortField
+    descending: bool
+
+
+def read_order(request: List, given: Filter) -> Order:
+    """Newest first unless something else is asked for."""
+    by = request.sort_by or given.sort_by
+    descending = request.sort_desc if request.sort_desc is not None else given.sort_desc
+    if not by:
+        return Order("created", True if descending is None else descending)
+    sort = SORTS.get(by.lower())
+    if sort is None:
+        known = "createdAt updatedAt startedAt completedAt scheduledAt priority status id"
+        raise BadRequest(f"cannot sort by {printable(by)}; known: {known}")
+    return Order(sort, bool(descending))
+
+
+# --- cursors -------------------------------------------------------------------------------------------------------
+
+
+class _Cursor(Struct, array_like=True):
+    version: int
+    kind: str
+    sort: str
+    descending: bool
+    key: int | float | str | None
+    id: str
+
+
+def write_cursor(kind: Kind, order: Order, place: Place) -> str:
+    raw = msgspec.json.encode(_Cursor(1, kind.name, order.sort, order.descending, place.key, place.id))
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def read_cursor(text: str, kind: Kind, order: Order) -> Place:
+    try:
+        raw = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), b"-_", validate=True)
+        cursor = msgspec.json.decode(raw, type=_Cursor)
+    except (ValueError, binascii.Error, msgspec.DecodeError):
+        raise BadRequest("cursor is not one of ours: pass nextCursor on as it came") from None
+    if (cursor.version, cursor.kind, cursor.sort, cursor.descending) != (1, kind.name, *order):
+        raise BadRequest("cursor belongs to another list: keep kind and sort order while paging")
+    return Place(cursor.key, cursor.id)
+
+
+# --- tests on single records ---------------------------------------------------------------------------------------
+
+
+def tests(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> list[Test]:
+    """Everything a record must satisfy, cheapest first."""
+    found: list[Test] = []
+    if statuses is not None:
+        found.append(lambda row, _: (row.keys.status or NO_STATUS) in statuses)
+    if given.node_id:
+        found.append(lambda row, _: row.keys.node == given.node_id)
+    if given.owner:
+        found.append(lambda row, _: row.keys.owner == given.owner)
+    if given.prefix:
+        prefix = given.prefix
+        found.append(lambda row, _: row.id.startswith(prefix))
+    found.extend(_time_tests(given))
+    if given.regex:
+        found.append(_regex_test(given.regex))
+    for name, value in (given.labels or {}).items():
+        found.append(_label_test(name, value))
+    for path, value in (given.where or {}).items():
+        found.append(_where_test(kind, path, value))
+    return found
+
+
+def wanted_statuses(given: Filter, kind: Kind) -> frozenset[str] | None:
+    names = [*(given.statuses or ()), *([given.status] if given.status else ())]
+    if given.statuses is None and not names:
+        return None
+    if given.statuses and given.status:
+        names = [name for name in given.statuses if name.upper() == given.status.upper()]
+    if kind.lifecycle is not None:
+        names = [kind.lifecycle.canonical(name) for name in names]
+    return frozenset(names)
+
+
+def _time_tests(given: Filter) -> Iterable[Test]:
+    for field in ("created", "updated", "started", "completed"):
+        for bound, later in ((f"{field}_after", True), (f"{field}_before", False)):
+            text = getattr(given, bound)
+            if text:
+                yield _time_test(field, clock.parse(text, _camel(bound)), later=later)
+
+
+def _camel(name: str) -> str:
+    head, _, tail = name.partition("_")
+    return head + tail.capitalize()
+
+
+def _time_test(field: str, bound: int, *, later: bool) -> Test:
+    def test(row: Row, _: Callable[[], Fields]) -> bool:
+        at = getattr(row.keys, field)
+        return at is not None and (at > bound if later else at < bound)
+
+    return test
+
+
+def _regex_test(pattern: str) -> Test:
+    """RE2: time linear in the text, whatever the pattern."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = 1 << 20
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as problem:
+        why = problem.args[0].decode() if isinstance(problem.args[0], bytes) else problem
+        raise BadRequest(f"regex is not RE2 syntax: {printable(pattern)} ({why})") from None
+    return lambda row, _: compiled.search(row.id) is not None
+
+
+def _label_test(name: str, value: Any) -> Test:
+    if isinstance(value, str):
+        return lambda row, _: (name, value) in row.keys.labels
+    return lambda _, record: patch.same(patch.lookup(record().get("labels"), [name]), value)
+
+
+def _where_test(kind: Kind, path: str, value: Any) -> Test:
+    names = spelled_path(kind, patch.steps(path))
+    if names == ["status"] and isinstance(value, str) and kind.lifecycle is not None:
+        value = kind.lifecycle.canonical(value)
+    return lambda _, record: patch.same(patch.lookup(record(), names), value)
+
+
+def passes(row: Row, all_tests: list[Test]) -> bool:
+    record: list[Fields] = []
+
+    def decoded() -> Fields:
+        if not record:
+            record.append(decode(row.body))
+        return record[0]
+
+    return all(test(row, decoded) for test in all_tests)
+
+
+# --- from a filter to walks ----------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """The walks whose rows, merged in order, are all candidates; and the tests they must pass."""
+
+    kind: Kind
+    order: Order
+    walks: list[Query]
+    tests: list[Test]
+
+
+_STEP = 256
+"""Rows fetched from an engine at a time."""
+
+
+def plan(given: Filter, kind: Kind, order: Order, among: frozenset[str] | None = None) -> Plan:
+    """How to find what a filter asks for, `among` records of certain states if so told."""
+    low, high = _bounds(given, order)
+    statuses = wanted_statuses(given, kind)
+    if among is not None:
+        statuses = among if statuses is None else statuses & among
+    base = Query(kind=kind.name, sort=order.sort, descending=order.descending, limit=_STEP, low=low, high=high)
+    terms = _terms(given, kind, statuses) if order.sort == "created" else None
+    walks = [base] if terms is None else [msgspec.structs.replace(base, term=term) for term in terms]
+    return Plan(kind, order, walks, tests(given, kind, statuses))
+
+
+def _terms(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> list[tuple[str, str]] | None:
+    """The narrowest index there is, by experience: a label, an owner, live states, a node, final states."""
+    for name, value in (given.labels or {}).items():
+        if isinstance(value, str):
+            return [(f"label:{name}", value)]
+    if given.owner:
+        return [("owner", given.owner)]
+    final = kind.lifecycle.terminal if kind.lifecycle else frozenset()
+    if statuses is not None and not (given.node_id and statuses & final):
+        return [("status", status) for status in sorted(statuses)]
+    return [("node", given.node_id)] if given.node_id else None
+
+
+def _bounds(given: Filter, order: Order) -> tuple[int | str | None, int | str | None]:
+    """The part of the sort order that can match at all."""
+    if order.sort == "id":
+        return (given.prefix, _after_prefix(given.prefix)) if given.prefix else (None, None)
+    after, before = (getattr(given, f"{order.sort}_{side}", None) for side in ("after", "before"))
+    low = clock.parse(after, f"{order.sort}After") + 1 if after else None
+    high = clock.parse(before, f"{order.sort}Before") if before else None
+    return low, high
+
+
+def _after_prefix(prefix: str) -> str | None:
+    """The first text behind all that begin with `prefix`, if there is one."""
+    kept = prefix.rstrip(chr(0x10FFFF))
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    # Surrogates are no characters: the one behind U+D7FF is U+E000.
+    return kept[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)
+
+
+def place_of(row: Row, order: Order) -> Place:
+    key = row.id if order.sort == "id" else getattr(row.keys, order.sort)
+    return Place(key, row.id)
+
+
+async def candidates(
+    engine: Engine, planned: Plan, after: Place | None, step: int = _STEP
+) -> AsyncGenerator[Row, None]:
+    """All rows of the plan's walks behind `after`, in order; records that lack the sort key come last."""
+    order = planned.order
+    if after is None or after.key is not None:
+        async for row in _merged(engine, planned.walks, after, order, step):
+            yield row
+        after = None
+    if order.sort in NULLABLE_SORTS and _unbounded(planned):
+        lacking = [msgspec.structs.replace(walk, missing=True) for walk in planned.walks]
+        async for row in _merged(engine, lacking, after, Order("id", order.descending), step):
+            yield row
+
+
+def _unbounded(planned: Plan) -> bool:
+    return all(walk.low is None and walk.high is None for walk in planned.walks)
+
+
+async def _merged(
+    engine: Engine, walks: list[Query], after: Place | None, order: Order, step: int
+) -> AsyncGenerator[Row, None]:
+    """Several walks as one, in order. A row may stand in one of them only."""
+    streams = [_Stream(engine, walk, after, order, step) for walk in walks]
+    heap: list[tuple[Any, int, Row, _Stream]] = []
+    for number, stream in enumerate(streams):
+        await _push(heap, number, stream)
+    while heap:
+        _, number, row, stream = heapq.heappop(heap)
+        yield row
+        await _push(heap, number, stream)
+
+
+async def _push(heap: list[tuple[Any, int, Row, _Stream]], number: int, stream: _Stream) -> None:
+    row = await stream.next()
+    if row is not None:
+        heapq.heappush(heap, (stream.rank(row), number, row, stream))
+
+
+class _Stream:
+    """One walk, fetched a step at a time."""
+
+    def __init__(self, engine: Engine, walk: Query, after: Place | None, order: Order, step: int) -> None:
+        self._engine = engine
+        self._walk = msgspec.structs.replace(walk, after=after, limit=step)
+        self._order = order
+        self._rows: list[Row] = []
+        self._over = False
+
+    def rank(self, row: Row) -> Any:
+        place = place_of(row, self._order)
+        return _Reversed(place) if self._order.descending else place
+
+    async def next(self) -> Row | None:
+        if not self._rows and not self._over:
+            await self._fetch()
+        return self._rows.pop() if self._rows else None
+
+    async def _fetch(self) -> None:
+        rows = await self._engine.query(self._walk)
+        self._over = len(rows) < self._walk.limit
+        if rows:
+            self._walk = msgspec.structs.replace(self._walk, after=place_of(rows[-1], self._order))
+        self._rows = rows[::-1]
+
+
+class _Reversed:
+    __slots__ = ("place",)
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return other.place < self.place

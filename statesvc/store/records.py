@@ -1,0 +1,145 @@
+"""Records: from a client's fields to a row and back.
+
+Owns spelling, ids, the managed fields and the index keys of a record. Must not know ops, engines or exactly-once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from statesvc_client.errors import BadRequest
+from statesvc_client.wire import Fields, printable
+
+from ..backends.port import Keys
+from . import clock
+from .kinds import MANAGED, Kind
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
+"""Seen in get and list only."""
+
+PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
+
+
+def decode(body: bytes) -> Fields:
+    return _decode(body)
+
+
+def encode(fields: Fields, most: int) -> bytes:
+    """The record as clients are sent it."""
+    body = _encode(fields)
+    if len(body) > most:
+        raise BadRequest(f"the record would take {len(body)} bytes; the limit is {most}")
+    return body
+
+
+def without_secrets(body: bytes) -> bytes:
+    """The record for anyone but a reader: replies to writes, errors, events."""
+    if SECRET.encode() not in body:
+        return body
+    fields = decode(body)
+    fields.pop(SECRET, None)
+    return _encode(fields)
+
+
+def spelled(kind: Kind, given: Fields) -> Fields:
+    """The same fields with known names in their own spelling."""
+    if given.keys() <= kind.spelled:
+        return given
+    fields: Fields = {}
+    for name, value in given.items():
+        known = kind.by_lower_case.get(name.lower(), name)
+        if known in fields:
+            raise BadRequest(f"{printable(known)} is given twice, in two spellings")
+        fields[known] = value
+    return fields
+
+
+def spelled_path(kind: Kind, names: list[str]) -> list[str]:
+    return [kind.by_lower_case.get(names[0].lower(), names[0]), *names[1:]]
+
+
+def users_own(kind: Kind, fields: Fields) -> Fields:
+    """What a client may write: everything but the id and the managed fields."""
+    if fields.keys().isdisjoint(MANAGED):
+        own = dict(fields)
+    else:
+        own = {name: value for name, value in fields.items() if name not in MANAGED}
+    own.pop(kind.id_field, None)
+    return own
+
+
+def identify(kind: Kind, envelope_id: str, fields: Fields, most: int) -> str:
+    """The id a write means: in the envelope, in the record, or the same in both."""
+    inner = fields.get(kind.id_field)
+    if inner is not None and not isinstance(inner, str):
+        raise BadRequest(f"{kind.id_field} must be a string, not a {type(inner).__name__}")
+    if envelope_id and inner and envelope_id != inner:
+        raise BadRequest(f"the request names {printable(envelope_id)} and its record {printable(inner)}: send one id")
+    return checked_id(kind, envelope_id or inner or "", most)
+
+
+def checked_id(kind: Kind, name: str, most: int) -> str:
+    if not name:
+        raise BadRequest(f"{kind.id_text} is required")
+    if len(name) > most:
+        raise BadRequest(f"{kind.id_text} is {len(name)} characters long; the limit is {most}")
+    if not name.isprintable() and _CONTROL.search(name):
+        raise BadRequest(f"{kind.id_text} must not hold control characters: {printable(name)}")
+    return name
+
+
+class Times(msgspec.Struct, gc=False):
+    """The managed times of a record, as nanoseconds."""
+
+    created: int
+    updated: int
+    started: int | None = None
+    completed: int | None = None
+
+
+def index_keys(fields: Fields, times: Times) -> Keys:
+    """What the engines index. A known field of the wrong type is refused here, by name."""
+    scheduled = fields.get("scheduledAt")
+    return Keys(
+        created=times.created,
+        updated=times.updated,
+        status=_text(fields, "status"),
+        node=_text(fields, "nodeId"),
+        owner=_text(fields, "owner"),
+        started=times.started,
+        completed=times.completed,
+        scheduled=clock.parse(scheduled, "scheduledAt") if clock.given(scheduled) else None,
+        priority=_priority(fields.get("priority")),
+        labels=_labels(fields.get("labels")),
+    )
+
+
+def _text(fields: Fields, name: str) -> str | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value or None
+    raise BadRequest(f"{name} must be a string, not a {type(value).__name__}")
+
+
+def _priority(value: Any) -> int | float | None:
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        return clock.clamp(value) if isinstance(value, int) else value
+    if isinstance(value, str) and value.lower() in PRIORITIES:
+        return PRIORITIES[value.lower()]
+    raise BadRequest(f"priority must be a number or one of {' '.join(PRIORITIES)}")
+
+
+def _labels(value: Any) -> tuple[tuple[str, str], ...]:
+    """Labels with text values are indexed; others can still be filtered by."""
+    if not value and (value is None or isinstance(value, dict)):
+        return ()
+    if not isinstance(value, dict):
+        raise BadRequest(f"labels must be an object, not a {type(value).__name__}")
+    return tuple(sorted((name, text) for name, text in value.items() if isinstance(text, str)))

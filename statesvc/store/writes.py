@@ -1,0 +1,296 @@
+"""What a write does to a record: create, update, delete and one element of a sync.
+
+Owns the decisions: each function takes the newest row and returns the row that should follow, or raises why not. Must
+not know engines, connections or other records; nothing here waits, and time comes in as a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, NotFound, StateError
+from statesvc_client.wire import Create, Delete, Fields, Limits, Update
+from statesvc_client.wire import Write as WriteRequest
+
+from ..backends.port import Event, Keys, Row, Write
+from . import clock, marks, patch
+from .kinds import GIVEN_AT_BIRTH, Kind
+from .records import Times, encode, index_keys, spelled, spelled_path, users_own, without_secrets
+from .records import decode as decode_record
+
+
+class Caller(NamedTuple):
+    """What the rules may know of who is asking."""
+
+    said_hello: bool = False
+    client: str = ""
+
+
+class Moment(NamedTuple):
+    """When a decision is made, and what it may draw on."""
+
+    now: int
+    text: Callable[[int], str]
+    new_uid: Callable[[], str]
+    limits: Limits
+
+
+class Subject(NamedTuple):
+    """The record a write is about, as it is now."""
+
+    kind: Kind
+    id: str
+    row: Row | None
+
+    @property
+    def living(self) -> Row | None:
+        return self.row if self.row is not None and not self.row.deleted else None
+
+
+def payload(request: Create | Update, kind: Kind) -> Fields | None:
+    """The fields a write carries, in their own spelling."""
+    given = request.job if request.job is not None else request.record
+    return None if given is None else spelled(kind, given)
+
+
+# --- create --------------------------------------------------------------------------------------------------------
+
+
+def create(request: Create, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
+    if subject.living is not None:
+        raise Exists(f"{subject.kind.name} already exists")
+    return _born(request, fields, subject, caller, moment)
+
+
+def _born(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
+    """A new record. Its uid is new even where a tombstone lies; marks of the earlier life stay with the id."""
+    kind = subject.kind
+    record: Fields = {kind.id_field: subject.id, **users_own(kind, fields)}
+    status = _status_of(kind, record)
+    times = _birth_times(kind, fields, status, moment)
+    record |= {"uid": moment.new_uid(), "revision": 1}
+    for name, at in (
+        ("createdAt", times.created),
+        ("startedAt", times.started),
+        ("completedAt", times.completed),
+    ):
+        if at is not None:
+            record[name] = fields[name] if clock.given(fields.get(name)) else moment.text(at)
+    record["updatedAt"] = moment.text(times.updated)
+    return _write(request, subject, record, times, Event("created", moment.now, None, status), caller, moment)
+
+
+def _birth_times(kind: Kind, fields: Fields, status: str | None, moment: Moment) -> Times:
+    given = {name: clock.parse(fields[name], name) for name in GIVEN_AT_BIRTH if clock.given(fields.get(name))}
+    times = Times(given.get("createdAt", moment.now), moment.now, given.get("startedAt"), given.get("completedAt"))
+    _enter(kind, status, fields, times, moment)
+    return times
+
+
+# --- update --------------------------------------------------------------------------------------------------------
+
+
+def update(request: Update, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
+    row = subject.living
+    if row is None:
+        return _update_absent(request, fields, subject, caller, moment)
+    if request.if_revision is not None and request.if_revision != row.revision:
+        raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
+    before = decode_record(row.body)
+    after = _patched(request, fields, before, subject.kind, caller)
+    return _moved(request, row, after, subject, caller, moment, stepwise=caller.said_hello, given=fields)
+
+
+def _update_absent(request: Update, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
+    """An upsert makes the record; so does an agent without hello whose create is still on its way."""
+    overtook_its_create = not caller.said_hello and subject.row is None and fields.get("status")
+    if request.if_revision or not (request.upsert or overtook_its_create):
+        raise NotFound(f"{subject.kind.name} not found")
+    made = _patched(request, fields, {}, subject.kind, caller)
+    return _born(request, {**made, **_birth_fields(fields)}, subject, caller, moment)
+
+
+def _birth_fields(fields: Fields) -> Fields:
+    return {name: fields[name] for name in GIVEN_AT_BIRTH if name in fields}
+
+
+def _patched(request: Update, fields: Fields, before: Fields, kind: Kind, caller: Caller) -> Fields:
+    own = users_own(kind, fields)
+    after = patch.merge(before, own) if caller.said_hello else {**before, **own}
+    for changes, change in (
+        (request.set, patch.assign),
+        (request.inc, patch.increment),
+        (request.append, patch.extend),
+    ):
+        for path, value in (changes or {}).items():
+            names = spelled_path(kind, patch.steps(path))
+            if users_own(kind, {names[0]: None}):
+                after = change(after, names, value)  # type: ignore[arg-type]
+    return after
+
+
+def _moved(
+    request: WriteRequest,
+    row: Row,
+    after: Fields,
+    subject: Subject,
+    caller: Caller,
+    moment: Moment,
+    *,
+    stepwise: bool,
+    given: Fields,
+) -> Write:
+    """The next revision of a living record, its status checked against the lifecycle."""
+    kind, keys = subject.kind, row.keys
+    old = keys.status
+    new = _status_of(kind, after)
+    if new is None and old is not None and kind.lifecycle is not None:
+        new = after["status"] = old
+    times = Times(keys.created, max(moment.now, keys.updated), keys.started, keys.completed)
+    event = Event("updated", moment.now)
+    if new != old:
+        _check_transition(kind, old, new, stepwise=stepwise)
+        _enter(kind, new, given, times, moment)
+        event = Event("status", moment.now, old, new)
+    after["revision"] = row.revision + 1
+    after["updatedAt"] = moment.text(times.updated)
+    for name, at, known in (
+        ("startedAt", times.started, keys.started),
+        ("completedAt", times.completed, keys.completed),
+    ):
+        if at is not None and known is None:
+            after[name] = moment.text(at)
+    return _write(request, subject, after, times, event, caller, moment)
+
+
+# --- the lifecycle -------------------------------------------------------------------------------------------------
+
+
+def _status_of(kind: Kind, record: Fields) -> str | None:
+    """The record's status in its own spelling, put back into it; an empty one counts as absent."""
+    status = record.get("status")
+    if kind.lifecycle is None:
+        return status if isinstance(status, str) else None
+    if status is None or status == "":
+        record.pop("status", None)
+        return None
+    record["status"] = known = kind.lifecycle.canonical(status)
+    return known
+
+
+def _check_transition(kind: Kind, old: str | None, new: str | None, *, stepwise: bool) -> None:
+    """A step follows the lifecycle's edges; a whole record may have moved several of them."""
+    lifecycle = kind.lifecycle
+    if lifecycle is None or old is None or new is None:
+        return
+    ahead = lifecycle.edges[old] if stepwise else lifecycle.reachable[old]
+    if new in ahead:
+        return
+    if old in lifecycle.terminal:
+        raise InvalidTransition(f"{old} is final; it does not become {new}")
+    raise InvalidTransition(f"{old} does not become {new}; from {old}: {' '.join(sorted(ahead))}")
+
+
+def _enter(kind: Kind, status: str | None, given: Fields, times: Times, moment: Moment) -> None:
+    """Set the times that belong to a state just entered. Joblet's agents tell them as startTime and endTime."""
+    if kind.lifecycle is None or status is None:
+        return
+    if status == kind.lifecycle.claimed and times.started is None:
+        times.started = _told(given, "startTime", moment.now)
+    if status in kind.lifecycle.terminal and times.completed is None:
+        times.completed = _told(given, "endTime", moment.now)
+
+
+def _told(given: Fields, name: str, otherwise: int) -> int:
+    """The user's own field where it holds a time; it is theirs, so anything else in it is no error."""
+    value = given.get(name)
+    if not clock.given(value):
+        return otherwise
+    try:
+        return clock.parse(value, name)
+    except BadRequest:
+        return otherwise
+
+
+# --- delete and sync -----------------------------------------------------------------------------------------------
+
+
+def delete(request: Delete, subject: Subject, caller: Caller, moment: Moment) -> Write:
+    row = subject.living
+    if row is None:
+        raise NotFound(f"{subject.kind.name} not found")
+    if request.if_revision is not None and request.if_revision != row.revision:
+        raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
+    return bury(request, row, caller, moment)
+
+
+def bury(request: WriteRequest, row: Row, caller: Caller, moment: Moment) -> Write:
+    """Leave a tombstone, so that a late write is recognised as one."""
+    revision = row.revision + 1
+    tombstone = Row(
+        kind=row.kind,
+        id=row.id,
+        uid=row.uid,
+        revision=revision,
+        keys=Keys(created=row.keys.created, updated=max(moment.now, row.keys.updated)),
+        body=b"",
+        marks=_marked(request, row, revision, caller, moment),
+        deleted=moment.now,
+    )
+    return Write(tombstone, row.stamp, Event("deleted", moment.now, row.keys.status, None))
+
+
+def sync(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write | None:
+    """One element of a sync: the write that brings the record forward, or None when it is already there."""
+    row = subject.living
+    if row is None:
+        if subject.row is not None:
+            raise NotFound(f"{subject.kind.name} was deleted; create it to have it again")
+        return _born(request, fields, subject, caller, moment)
+    seen = fields.get("revision")
+    before = decode_record(row.body)
+    after = {**before, **users_own(subject.kind, fields)}
+    _status_of(subject.kind, after)
+    after.setdefault("status", before["status"]) if "status" in before else None
+    if patch.same(before, after):
+        return None
+    if isinstance(seen, int) and seen < row.revision and fields.get("uid") == row.uid:
+        raise conflict(row, f"revision is {row.revision}, the one sent is older: {seen}")
+    return _moved(request, row, after, subject, caller, moment, stepwise=False, given=fields)
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def conflict(row: Row, text: str) -> StateError:
+    return Conflict(text, record=without_secrets(row.body))
+
+
+def _write(
+    request: WriteRequest,
+    subject: Subject,
+    record: Fields,
+    times: Times,
+    event: Event,
+    caller: Caller,
+    moment: Moment,
+) -> Write:
+    revision = record["revision"]
+    row = Row(
+        kind=subject.kind.name,
+        id=subject.id,
+        uid=record["uid"],
+        revision=revision,
+        keys=index_keys(record, times),
+        body=encode(record, moment.limits.record_bytes),
+        marks=_marked(request, subject.row, revision, caller, moment),
+    )
+    return Write(row, None if subject.row is None else subject.row.stamp, event)
+
+
+def _marked(request: WriteRequest, row: Row | None, revision: int, caller: Caller, moment: Moment) -> bytes:
+    stored = b"" if row is None else row.marks
+    if not caller.client:
+        return stored
+    return marks.with_write(stored, caller.client, request, revision, moment.now, moment.limits.marks_clients)
