@@ -1,0 +1,259 @@
+"""One client's connection: bytes to frames, frames to answers, answers out in the order the requests came.
+
+Owns flow control and the order of replies. Must not know what a frame means.
+
+A reply waits in line until the commit it depends on is settled and everything before it is sent. Reading stops while
+too much is in flight or the client takes no replies, so a slow or hostile client costs a bounded amount of memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from statesvc_client import wire
+from statesvc_client.errors import TooLarge
+from statesvc_client.framing import LineSplitter
+
+from .dispatch import Answer, Dispatcher, Session
+from .store.batches import Batch
+
+TURN = 128
+"""Frames answered before other connections get their turn: about a millisecond."""
+
+
+class Bounds(NamedTuple):
+    """What one connection may hold."""
+
+    frame_bytes: int
+    requests_in_flight: int
+    output_bytes: int
+    partial_frame_seconds: float
+    stalled_output_seconds: float
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connected client."""
+
+    def __init__(self, dispatcher: Dispatcher, bounds: Bounds, closed: Callable[[Connection], None]) -> None:
+        self._dispatcher = dispatcher
+        self._bounds = bounds
+        self._closed = closed
+        self._session = Session(self)
+        self._splitter = LineSplitter(bounds.frame_bytes)
+        self._frames: deque[bytes] = deque()
+        self._line: deque[Answer] = deque()
+        self._last_batch: Batch | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._turn_planned = False
+        self._reading = True
+        self._writable = True
+        self._ending = False
+        self._discarding = False
+        self._acked = 0
+        self._told = 0
+        self._partial_since = 0.0
+        self._stalled_since = 0.0
+        self._gone = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connected
+
+    # --- what the loop calls ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(high=self._bounds.output_bytes)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        frames = self._splitter.feed(data)
+        if self._splitter.held and (frames or not self._partial_since):
+            self._partial_since = asyncio.get_running_loop().time()
+        elif not self._splitter.held:
+            self._partial_since = 0.0
+        self._frames.extend(frames)
+        self._answer_frames()
+
+    def eof_received(self) -> bool:
+        """A client that only stopped sending still gets its replies."""
+        self._ending = True
+        if self._discarding:
+            self._close()
+        else:
+            self._answer_frames()
+        return True
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._frames.clear()
+        self._line.clear()
+        self._ending = True
+        self._dispatcher.forget(self._session)
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self._closed(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._stalled_since = asyncio.get_running_loop().time()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._stalled_since = 0.0
+        self._answer_frames()
+
+    # --- frames in -------------------------------------------------------------------------------------------------
+
+    def _answer_frames(self) -> None:
+        """Answer what has arrived, as far as the bounds allow, then send what can be sent."""
+        turn = TURN
+        while self._frames and self._task is None and self._may_go_on():
+            if turn == 0:
+                self._plan_turn()
+                break
+            turn -= 1
+            answer = self._dispatcher.answer(self._frames.popleft(), self._session)
+            if type(answer) is Answer:
+                self._enqueue(answer)
+            else:
+                self._task = asyncio.get_running_loop().create_task(self._finish(answer))  # type: ignore[arg-type]
+        if self._splitter.too_large and not self._frames and self._task is None and self._may_go_on():
+            self._enqueue(self._too_large())
+        self._send()
+        self._regulate_reading()
+
+    def _may_go_on(self) -> bool:
+        return (
+            self._writable
+            and not self._discarding
+            and not self._is_last()
+            and len(self._line) < self._bounds.requests_in_flight
+        )
+
+    def _is_last(self) -> bool:
+        return bool(self._line) and self._line[-1].final
+
+    def _plan_turn(self) -> None:
+        if not self._turn_planned:
+            self._turn_planned = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn_planned = False
+        self._answer_frames()
+
+    async def _finish(self, answer: Awaitable[Answer]) -> None:
+        """Wait for an answer that takes time; what came after it is answered after it."""
+        self._enqueue(await answer)
+        self._task = None
+        self._answer_frames()
+
+    def _too_large(self) -> Answer:
+        error = TooLarge(f"a frame must not exceed {self._bounds.frame_bytes} bytes; the connection ends here")
+        reply = wire.Reply(request_id="", success=False, error=error.text, code=error.code)
+        return Answer(wire.encode_line(reply), final=True)
+
+    def _regulate_reading(self) -> None:
+        wanted = self._discarding or (not self._frames and self._may_go_on() and not self._ending)
+        if wanted == self._reading or self._transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    # --- replies out -----------------------------------------------------------------------------------------------
+
+    def _enqueue(self, answer: Answer) -> None:
+        self._line.append(answer)
+        batch = answer.after
+        if batch is not None and not batch.settled and batch is not self._last_batch:
+            self._last_batch = batch
+            batch.listeners.append(self._answer_frames)
+
+    def _send(self) -> None:
+        """Send every reply at the head of the line whose commit is settled."""
+        out: list[bytes] = []
+        final = False
+        line = self._line
+        while line and (line[0].after is None or line[0].after.settled):
+            answer = line.popleft()
+            batch = answer.after
+            if batch is not None and batch.failure is not None:
+                answer = self._dispatcher.failure(answer.request, self._session, batch.failure)
+            self._put(answer, out)
+            final = final or answer.final
+        self._acknowledge(out)
+        if out and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
+        if final:
+            self._say_last_word()
+        elif self._ending and not line and not self._frames and self._task is None:
+            self._close()
+
+    def _put(self, answer: Answer, out: list[bytes]) -> None:
+        request = answer.request
+        if self._session.ack_last and isinstance(request, wire.Write) and request.seq is not None:
+            if answer.silent:
+                self._acked = max(self._acked, request.seq)
+                return
+            self._acknowledge(out)
+            out.append(answer.line)
+            if self._session.stopped_at is None:
+                self._acked = max(self._acked, request.seq)
+            return
+        self._acknowledge(out)
+        if isinstance(request, wire.Hello):
+            self._acked = self._told = 0
+        out.append(answer.line)
+
+    def _acknowledge(self, out: list[bytes]) -> None:
+        """With `ack: last`: one line for the run of writes decided so far, before anything else is said."""
+        if self._acked > self._told:
+            self._told = self._acked
+            out.append(wire.encode_line(wire.Acked(acked=self._acked)))
+
+    # --- ending ----------------------------------------------------------------------------------------------------
+
+    def _say_last_word(self) -> None:
+        """Nothing follows the last reply. What the client still sends is dropped unread for a while, because closing on
+        it would take the reply from a client that is still sending."""
+        self._discarding = True
+        self._frames.clear()
+        self._partial_since = asyncio.get_running_loop().time()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        self._ending = True
+        self._frames.clear()
+        if not self._transport.is_closing():
+            self._transport.close()
+
+    async def end(self) -> None:
+        """Close at once; done when nothing of this connection is under way any more."""
+        self._transport.abort()
+        await asyncio.wait([self._gone])
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def finish(self) -> Awaitable[None]:
+        """Answer what has been read, take no more, close. Returns what to wait for."""
+        self._ending = True
+        self._answer_frames()
+        return self._gone
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def end_if_stuck(self, now: float) -> str | None:
+        """Close a connection that neither finishes its frame nor takes its replies; returns why."""
+        if self._stalled_since and now - self._stalled_since > self._bounds.stalled_output_seconds:
+            self._transport.abort()
+            return "replies_not_taken"
+        if self._partial_since and now - self._partial_since > self._bounds.partial_frame_seconds:
+            self._transport.abort()
+            return "frame_not_finished"
+        return None

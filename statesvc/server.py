@@ -1,0 +1,279 @@
+"""The life of the daemon: locks, socket, engine, ready, serve, drain, close.
+
+Owns the order of start and stop and the process-wide timers. Must not know requests or records.
+
+The socket is up before the engine is: a ping is answered at once, everything else waits a moment for the engine, or is
+told `unavailable` while it stays away. Nothing falls back to another engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from statesvc_client import __version__, wire
+from statesvc_client.errors import Busy, Denied, StateError, Unavailable
+
+from . import backends, logs
+from .backends.port import DataCorrupt, Engine, EngineBroken
+from .config import identities
+from .connection import Bounds, Connection
+from .dispatch import Dispatcher
+from .process.listener import Listener, listen, listen_on_inherited
+from .process.notify import Notifier, activated_sockets, watchdog_interval
+from .process.parent import watch_parent
+from .process.peers import Access, peer_credentials
+from .store.kinds import Kinds
+from .store.store import Store
+
+if TYPE_CHECKING:
+    from .config import Settings
+
+log = logs.get(__name__)
+
+EXIT_DRAINED = 0
+EXIT_CORRUPT = 65
+EXIT_NO_ENGINE = 69
+EXIT_IO = 74
+
+SWEEP_SECONDS = 1.0
+"""How often stuck connections are looked for."""
+
+RETRY_SECONDS = 1.0
+"""Pause between two tries to open an engine that is away."""
+
+
+def run(settings: Settings, *, parent_fd: int | None = None, announce: Callable[[Settings], None] | None = None) -> int:
+    """Serve until told to stop; returns the exit code."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Server(settings, backends.make(settings)).serve(parent_fd, announce))
+
+
+class Server:
+    """One daemon."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        limits = settings.limits
+        self._settings = settings
+        self._engine = engine
+        self._limits = wire.Limits(
+            **{name: getattr(limits, name) for name in wire.Limits.__struct_fields__}  # same names, same units
+        )
+        self._store = Store(
+            engine,
+            kinds=Kinds(settings.lifecycles),
+            limits=self._limits,
+            list_default=limits.list_default,
+            list_examined=limits.list_examined,
+        )
+        self._bounds = Bounds(
+            limits.frame_bytes,
+            limits.requests_in_flight,
+            limits.output_bytes,
+            limits.partial_frame_seconds,
+            limits.stalled_output_seconds,
+        )
+        self._access = Access(identities.allowed_uids(settings.access), identities.allowed_gids(settings.access))
+        self._dispatcher = Dispatcher(self._store, self._limits, self._ready)
+        self._connections: set[Connection] = set()
+        self._open = False
+        self._opened = asyncio.Event()
+        self._why_not: StateError | None = None
+        self._stop = asyncio.Event()
+        self._exit_code = EXIT_DRAINED
+        self._notifier = Notifier.from_environment()
+
+    async def serve(self, parent_fd: int | None = None, announce: Callable[[Settings], None] | None = None) -> int:
+        """Start, serve, drain, close."""
+        self._engine.own()
+        with self._listen() as listener:
+            acceptor = await self._accept(listener)
+            self._heed_signals(parent_fd)
+            if announce is not None:
+                announce(self._settings)
+            # In a thread: loading the log library takes longer than answering the first ping should.
+            await asyncio.to_thread(logs.configure, self._settings.log.level, self._settings.log.format)
+            log.info("listening", socket=listener.path, version=__version__, pid=os.getpid())
+            duties = [self._start(duty) for duty in (self._open_engine(), self._sweep(), self._watchdog())]
+            await self._stop.wait()
+            listener.remove_file()
+            acceptor.close()
+            await self._drain(duties)
+        log.info("stopped", exit_code=self._exit_code)
+        return self._exit_code
+
+    # --- start -----------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> Listener:
+        inherited = activated_sockets()
+        if inherited:
+            return listen_on_inherited(inherited[0].sock)
+        access = self._settings.access
+        return listen(
+            str(self._settings.socket), mode=identities.socket_mode(access), gid=identities.socket_gid(access)
+        )
+
+    async def _accept(self, listener: Listener) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        return await loop.create_unix_server(self._connected, sock=listener.sock, backlog=1024)
+
+    def _connected(self) -> asyncio.Protocol:
+        return _Doorkeeper(self._admit)
+
+    def _admit(self, transport: asyncio.Transport) -> asyncio.Protocol | None:
+        """The protocol for a new connection, or None after telling it why not."""
+        refusal = self._refusal(transport)
+        if refusal is not None:
+            reply = wire.Reply(request_id="", success=False, error=refusal.text, code=refusal.code)
+            transport.write(wire.encode_line(reply))
+            transport.close()
+            return None
+        connection = Connection(self._dispatcher, self._bounds, self._connections.discard)
+        self._connections.add(connection)
+        return connection
+
+    def _refusal(self, transport: asyncio.Transport) -> StateError | None:
+        if len(self._connections) >= self._settings.limits.clients:
+            return Busy(f"{self._settings.limits.clients} clients are connected, which is the limit")
+        peer = peer_credentials(transport.get_extra_info("socket"))
+        if self._access.allows(peer):
+            return None
+        log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
+        return Denied(f"uid {peer.uid} may not connect; see access.uids and access.gids of the configuration")
+
+    def _heed_signals(self, parent_fd: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, signal.Signals(number).name)
+        if parent_fd is not None:
+            watch_parent(loop, parent_fd, lambda: self._signalled("parent_gone"))
+
+    def _signalled(self, reason: str) -> None:
+        """Drain; told twice, end at once."""
+        if self._stop.is_set():
+            log.warning("ending_at_once", reason=reason)
+            for connection in list(self._connections):
+                connection.abort()
+            return
+        log.info("draining", reason=reason, connections=len(self._connections))
+        self._stop.set()
+
+    @staticmethod
+    def _start(duty: Awaitable[None]) -> asyncio.Task[None]:
+        return asyncio.ensure_future(duty)
+
+    # --- the engine ------------------------------------------------------------------------------------------------
+
+    async def _open_engine(self) -> None:
+        """Open the engine, again and again while it is away."""
+        self._engine.on_broken(self._engine_broke)
+        while not self._stop.is_set():
+            try:
+                await self._engine.open()
+            except DataCorrupt as corrupt:
+                self._give_up(EXIT_CORRUPT, "data_corrupt", corrupt)
+            except EngineBroken as broken:
+                self._give_up(EXIT_IO, "engine_broken", broken)
+            except StateError as away:
+                if self._settings.require_backend:
+                    self._give_up(EXIT_NO_ENGINE, "engine_unavailable", away)
+                self._not_yet(away)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                self._now_open()
+                return
+
+    def _now_open(self) -> None:
+        self._store.start()
+        self._open = True
+        self._opened.set()
+        self._notifier.ready(f"serving {self._engine.name}")
+        log.info("serving", backend=self._engine.name, durability=self._engine.durability, epoch=self._engine.epoch)
+
+    def _not_yet(self, why: StateError) -> None:
+        if self._why_not is None or self._why_not.text != why.text:
+            log.warning("engine_unavailable", backend=self._engine.name, why=why.text)
+        self._why_not = why
+        # The supervisor may count us as started: the socket is up and says what is wrong.
+        self._notifier.ready(f"waiting for {self._engine.name}: {why.text}")
+
+    def _engine_broke(self, broken: EngineBroken) -> None:
+        self._give_up(EXIT_IO, "engine_broken", broken)
+
+    def _give_up(self, exit_code: int, event: str, why: Exception) -> None:
+        log.error(event, why=str(why))
+        self._exit_code = exit_code
+        self._why_not = Unavailable(str(why))
+        self._stop.set()
+
+    def _ready(self) -> Awaitable[None] | None:
+        """None when requests can be served; else what to wait for, which raises when it takes too long."""
+        if self._open and not self._stop.is_set():
+            return None
+        return self._wait_for_engine()
+
+    async def _wait_for_engine(self) -> None:
+        if self._stop.is_set() and not self._open:
+            raise self._why_not or Unavailable("the daemon is stopping")
+        if self._why_not is not None and not self._open:
+            raise Unavailable(f"the {self._engine.name} engine is not available: {self._why_not.text}")
+        try:
+            await asyncio.wait_for(self._opened.wait(), self._settings.limits.open_wait_seconds)
+        except TimeoutError:
+            raise Unavailable(f"the {self._engine.name} engine is still opening; try again") from None
+
+    # --- while serving ---------------------------------------------------------------------------------------------
+
+    async def _sweep(self) -> None:
+        """End connections that hold resources and do not move."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            for connection in list(self._connections):
+                why = connection.end_if_stuck(loop.time())
+                if why is not None:
+                    log.warning("connection_ended", why=why)
+
+    async def _watchdog(self) -> None:
+        """Tell the supervisor that the loop turns and the engine answers."""
+        interval = watchdog_interval()
+        while interval is not None:
+            if self._open:
+                await self._engine.ping()
+            self._notifier.alive()
+            await asyncio.sleep(interval)
+
+    # --- stop ------------------------------------------------------------------------------------------------------
+
+    async def _drain(self, duties: list[asyncio.Task[None]]) -> None:
+        """Answer what was read, commit it, close; within the deadline."""
+        self._notifier.stopping("draining")
+        for duty in duties:
+            duty.cancel()
+        await asyncio.gather(*duties, return_exceptions=True)
+        waiting = [connection.finish() for connection in list(self._connections)]
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._settings.drain_seconds)  # type: ignore[type-var]
+        for connection in list(self._connections):
+            connection.abort()
+        if self._open:
+            await self._store.stop()
+        await self._engine.close()
+
+
+class _Doorkeeper(asyncio.Protocol):
+    """Looks at who is there before a connection costs anything."""
+
+    def __init__(self, admit: Callable[[asyncio.Transport], asyncio.Protocol | None]) -> None:
+        self._admit = admit
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        admitted = self._admit(transport)  # type: ignore[arg-type]
+        if admitted is not None:
+            transport.set_protocol(admitted)
+            admitted.connection_made(transport)
