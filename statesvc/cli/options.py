@@ -1,0 +1,84 @@
+"""What the client verbs share: --kind, --socket, --timeout and -o, and the `Talk` they add up to.
+
+Must not know what a verb asks for or prints.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from statesvc.cli.output import FORMATS, chosen_format
+from statesvc.cli.session import Session
+
+DEFAULT_TIMEOUT_SECONDS = 10.0
+
+
+class Talk:
+    """Where the daemon is, how to print, and the wire's names, which for jobs are the ones Joblet uses."""
+
+    def __init__(self, kind: str, socket: Path | None, timeout: float, output: str | None) -> None:
+        job = kind == "job"
+        self.kind = kind
+        self.id = "jobId" if job else "id"
+        self.record = "job" if job else "record"
+        self.records = "jobs" if job else "records"
+        self.id_field = "uuid" if job else "id"
+        self.format = chosen_format(output)
+        self._socket = socket
+        self._timeout = timeout
+
+    def open(self) -> Session:
+        return Session(self._socket or _configured_socket(), self._timeout)
+
+
+kind_option = click.option("--kind", default="job", show_default=True, help="What kind of record.")
+
+_OPTIONS = (
+    click.option(
+        "-o",
+        "--output",
+        type=click.Choice(FORMATS),
+        help="How to print; a table on a terminal, jsonl (an object a line) elsewhere.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0, 86_400, min_open=True),
+        default=DEFAULT_TIMEOUT_SECONDS,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for an answer.",
+    ),
+    click.option(
+        "--socket",
+        type=click.Path(path_type=Path),
+        envvar="STATESVC_SOCKET",
+        show_envvar=True,
+        help="The daemon's socket; from the configuration when not given.",
+    ),
+)
+
+
+def talks(verb: Callable[..., None]) -> Callable[..., None]:
+    """Gives a verb the options for daemon and output, as one `Talk` in front of its other arguments."""
+
+    @functools.wraps(verb)
+    def with_talk(*, socket: Path | None, timeout: float, output: str | None, kind: str = "job", **others: Any) -> None:
+        verb(Talk(kind, socket, timeout, output), **others)
+
+    for option in _OPTIONS:
+        with_talk = option(with_talk)
+    return with_talk
+
+
+def _configured_socket() -> Path:
+    from statesvc.config import BadConfiguration, load
+
+    try:
+        return load({}).settings.socket
+    except BadConfiguration as problem:
+        raise click.ClickException(f"{problem}\n(give --socket to do without the configuration)") from None
