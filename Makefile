@@ -16,7 +16,7 @@ PROJECT_FILES := pyproject.toml client/pyproject.toml client/statesvc_client/_ve
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check lint types imports format pins clean
+.PHONY: help setup run test check lint types imports format docs pins clean
 
 help: ## Show what can be done
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ $(VENV)/run.stamp: .ci/requirements-run.txt $(PROJECT_FILES) | $(BIN)/python
 $(VENV)/dev.stamp: .ci/requirements-dev.txt $(VENV)/run.stamp
 	$(PIP) install --require-hashes -r .ci/requirements-dev.txt
 	@touch $@
+
+docs: $(VENV)/dev.stamp ## Write the generated parts of the documents again
+	$(BIN)/python docs/make_protocol.py
+	$(BIN)/python -m statesvc.cli.manual > docs/CLI.md
 
 PIN = CUSTOM_COMPILE_COMMAND='make pins' ../$(VENV)/pins/bin/pip-compile --quiet --strip-extras --allow-unsafe \
 	--generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links $(PIN_ARGS)

@@ -235,7 +235,7 @@ class Dispatcher:
         session.admit(request)
         report = await self._store.sync(request, session.caller)
         if session.ack_last and request.seq is not None and not report.rejected:
-            return Answer(b"", report.after, request, silent=True)
+            return Answer(b"", None, request, silent=True)
         reply = Reply(
             request_id=request.request_id,
             success=True,
@@ -244,7 +244,7 @@ class Dispatcher:
             rejected=[_rejected(request.kind, name, error) for name, error in report.rejected] or None,
             missing=report.missing or None,
         )
-        return Answer(wire.encode_line(reply), report.after, request)
+        return Answer(wire.encode_line(reply), None, request)
 
 
 def _found(request: wire.Get, decided: Decided) -> Answer:

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from sortedcontainers import SortedList
-
-from .port import Engine, Key, Keys, LogEntry, Query, Result, Row, Unit
+from .ordering import Index, IndexName, index_name
+from .port import Engine, Key, LogEntry, Query, Result, Row, Unit
 
 if TYPE_CHECKING:
     from ..config import Settings
 
 LOG_ENTRIES = 100_000
 """Entries of the log that are kept: enough for a watcher to come back, bounded because it lives in memory."""
-
-Shape = Literal["term", "sort", "missing"]
-IndexName = tuple[str, Shape, str]
-"""A kind, and what its index holds: records by a term's value, in a sort order, or lacking a sort key."""
 
 
 def from_settings(_: Settings) -> MemoryEngine:
@@ -41,7 +36,7 @@ class MemoryEngine(Engine):
         self.durability = "memory"
         self.epoch = os.urandom(8).hex()
         self._rows: dict[Key, Row] = {}
-        self._indexes: dict[IndexName, _Index] = {}
+        self._indexes: dict[IndexName, Index] = {}
         self._log: deque[LogEntry] = deque(maxlen=LOG_ENTRIES)
         self._position = 0
 
@@ -86,18 +81,18 @@ class MemoryEngine(Engine):
     # --- indexes ---------------------------------------------------------------------------------------------------
 
     async def query(self, query: Query) -> list[Row]:
-        index = self._index_of(_name(query))
+        index = self._index_of(index_name(query))
         places = index.walk(query)
         return [self._rows[query.kind, place[-1]] for place in islice(places, query.limit)]
 
-    def _index_of(self, name: IndexName) -> _Index:
+    def _index_of(self, name: IndexName) -> Index:
         index = self._indexes.get(name)
         if index is None:
             index = self._indexes[name] = self._filled(name)
         return index
 
-    def _filled(self, name: IndexName) -> _Index:
-        index = _Index(name)
+    def _filled(self, name: IndexName) -> Index:
+        index = Index(name)
         for row in self._rows.values():
             if row.kind == name[0] and not row.deleted:
                 index.add(row)
@@ -118,67 +113,3 @@ class MemoryEngine(Engine):
             for name, index in self._indexes.items()
             if self._filled(name).content() != index.content()
         ]
-
-
-def _name(query: Query) -> IndexName:
-    if query.term is not None:
-        return (query.kind, "term", query.term[0])
-    return (query.kind, "missing" if query.missing else "sort", query.sort)
-
-
-class _Index:
-    """Sorted places of the records of one kind, one list for each value of the term it is over."""
-
-    def __init__(self, name: IndexName) -> None:
-        _, self._shape, self._field = name
-        self._lists: dict[str, SortedList[Any]] = {}
-
-    def add(self, row: Row) -> None:
-        for value, place in self._places(row):
-            self._lists.setdefault(value, SortedList()).add(place)
-
-    def remove(self, row: Row) -> None:
-        for value, place in self._places(row):
-            self._lists[value].remove(place)
-            if not self._lists[value]:
-                del self._lists[value]
-
-    def content(self) -> dict[str, list[Any]]:
-        return {value: list(places) for value, places in self._lists.items()}
-
-    def walk(self, query: Query) -> Iterator[tuple[Any, ...]]:
-        places = self._lists.get(query.term[1] if query.term else "")
-        if places is None:
-            return iter(())
-        low, high = _ends(query)
-        return iter(places.irange(low, high, inclusive=(False, False), reverse=query.descending))
-
-    def _places(self, row: Row) -> list[tuple[str, tuple[Any, ...]]]:
-        """Where a row stands: the term's value, and its place in that value's order."""
-        keys, field = row.keys, self._field
-        if self._shape == "term":
-            return [(value, (keys.created, row.id)) for value in _term_values(keys, field)]
-        key = row.id if field == "id" else getattr(keys, field)
-        if self._shape == "missing":
-            return [("", (row.id,))] if key is None else []
-        return [] if key is None else [("", (key, row.id))]
-
-
-def _term_values(keys: Keys, field: str) -> list[str]:
-    if field.startswith("label:"):
-        name = field.removeprefix("label:")
-        return [value for label, value in keys.labels if label == name]
-    return [getattr(keys, field) or ""]
-
-
-def _ends(query: Query) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
-    """The open range of places a query walks. (5,) lies before every (5, id): so low takes 5 in, high leaves it out."""
-    low: tuple[Any, ...] | None = None if query.low is None else (query.low,)
-    high: tuple[Any, ...] | None = None if query.high is None else (query.high,)
-    if query.after is not None:
-        place = (query.after.id,) if query.missing else tuple(query.after)
-        if query.descending:
-            high = place
-        else:
-            low = place
-    return low, high

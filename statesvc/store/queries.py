@@ -26,17 +26,18 @@ from .kinds import Kind
 from .records import decode, spelled_path
 
 SORTS: dict[str, SortField] = {
-    "createdat": "created",
-    "updatedat": "updated",
-    "startedat": "started",
-    "completedat": "completed",
-    "scheduledat": "scheduled",
+    "createdAt": "created",
+    "updatedAt": "updated",
+    "startedAt": "started",
+    "completedAt": "completed",
+    "scheduledAt": "scheduled",
     "priority": "priority",
     "status": "status",
     "id": "id",
     "uuid": "id",
-    "jobid": "id",
+    "jobId": "id",
 }
+_SORTS_BY_LOWER_CASE = {name.lower(): sort for name, sort in SORTS.items()}
 
 NO_STATUS = ""
 """Stands for a record without a status where statuses are named."""
@@ -100,10 +101,9 @@ def read_order(request: List, given: Filter) -> Order:
     descending = request.sort_desc if request.sort_desc is not None else given.sort_desc
     if not by:
         return Order("created", True if descending is None else descending)
-    sort = SORTS.get(by.lower())
+    sort = _SORTS_BY_LOWER_CASE.get(by.lower())
     if sort is None:
-        known = "createdAt updatedAt startedAt completedAt scheduledAt priority status id"
-        raise BadRequest(f"cannot sort by {printable(by)}; known: {known}")
+        raise BadRequest(f"cannot sort by {printable(by)}; known: {' '.join(SORTS)}")
     return Order(sort, bool(descending))
 
 

@@ -60,7 +60,6 @@ class SyncReport(NamedTuple):
     unchanged: int
     rejected: list[tuple[str, StateError]]
     missing: list[str] | None
-    after: Batch | None
 
 
 PointWrite = Create | Update | Delete
@@ -206,12 +205,17 @@ class Store:
         kind = self.kinds[request.kind]
         sent = self._sync_records(request, kind)
         report = _Tally()
-        for number, (name, fields) in enumerate(sent.items()):
-            if number % SYNC_STEP == SYNC_STEP - 1:
-                await asyncio.sleep(0)
-            await self._sync_one(request, kind, name, fields, caller, report)
-        missing = await self._not_sent(request, kind, sent, caller, report) if request.scope else None
-        return SyncReport(report.applied, report.unchanged, report.rejected, missing, report.after)
+        try:
+            for number, (name, fields) in enumerate(sent.items()):
+                if number % SYNC_STEP == SYNC_STEP - 1:
+                    await asyncio.sleep(0)
+                await self._sync_one(request, kind, name, fields, caller, report)
+            missing = await self._not_sent(request, kind, sent, caller, report) if request.scope else None
+            await report.settled()
+        except StateError as failure:
+            # Some of the records may be in: only sending the sync again tells.
+            raise type(failure)(failure.text, outcome="unknown") from None
+        return SyncReport(report.applied, report.unchanged, report.rejected, missing)
 
     def _sync_records(self, request: Sync, kind: Kind) -> dict[str, Fields]:
         given = request.jobs if request.jobs is not None else request.records
@@ -254,10 +258,10 @@ class Store:
             write = None if self._already_taken(request, row, caller) else decide(Subject(kind, name, row))
             if write is None:
                 report.unchanged += 1
-                report.after = after or report.after
+                report.depend_on(after)
                 return
             if self.engine.immediate:
-                report.after = self.commits.add((write,))
+                report.depend_on(self.commits.add((write,)))
                 report.applied += 1
                 return
             if await self._commit(write) == "applied":
@@ -364,7 +368,18 @@ class _Tally:
         self.applied = 0
         self.unchanged = 0
         self.rejected: list[tuple[str, StateError]] = []
-        self.after: Batch | None = None
+        self._batches: list[Batch] = []
+
+    def depend_on(self, batch: Batch | None) -> None:
+        if batch is not None and (not self._batches or self._batches[-1] is not batch):
+            self._batches.append(batch)
+
+    async def settled(self) -> None:
+        """Wait for every commit the sync took part in; raises when one of them failed."""
+        for batch in self._batches:
+            await batch.wait()
+            if batch.failure is not None:
+                raise batch.failure
 
 
 class _Collector:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from ..port import DataCorrupt, Event, LogEntry, Row
-from .files import Format, open_file
+from .files import Format, open_file, open_reader
 
 FORMAT = Format("log", newest=1)
 
@@ -135,8 +135,16 @@ def digest_at(db: apsw.Connection, position: int, start: End) -> bytes | None:
     return row[2] if row is not None and row[0] + row[1] - 1 == position else None
 
 
-def read_entries(db: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
+def read_entries(path: Path, after: int, limit: int) -> list[LogEntry]:
     """Entries behind a position, oldest first."""
+    db = open_reader(path)
+    try:
+        return _entries(db, after, limit)
+    finally:
+        db.close()
+
+
+def _entries(db: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
     found: list[LogEntry] = []
     # The batch that holds the entry behind `after` may begin at or before it.
     begin = db.execute("SELECT max(first) FROM batch WHERE first <= ?", (after + 1,)).get

@@ -1,0 +1,88 @@
+"""Indexes in memory: rows in the orders a query may ask for.
+
+Owns sorted places of rows and walking along them. Must not know where rows are kept. The memory engine keeps its rows
+in these; an engine on disk walks what it has not written yet with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from sortedcontainers import SortedList
+
+from .port import Keys, Query, Row
+
+Shape = Literal["term", "sort", "missing"]
+IndexName = tuple[str, Shape, str]
+"""A kind, and what its index holds: records by a term's value, in a sort order, or lacking a sort key."""
+
+
+def index_name(query: Query) -> IndexName:
+    if query.term is not None:
+        return (query.kind, "term", query.term[0])
+    return (query.kind, "missing" if query.missing else "sort", query.sort)
+
+
+class Index:
+    """Sorted places of the records of one kind, one list for each value of the term it is over."""
+
+    def __init__(self, name: IndexName) -> None:
+        _, self._shape, self._field = name
+        self._lists: dict[str, SortedList[Any]] = {}
+
+    def add(self, row: Row) -> None:
+        for value, place in self._places(row):
+            self._lists.setdefault(value, SortedList()).add(place)
+
+    def remove(self, row: Row) -> None:
+        for value, place in self._places(row):
+            self._lists[value].remove(place)
+            if not self._lists[value]:
+                del self._lists[value]
+
+    def content(self) -> dict[str, list[Any]]:
+        return {value: list(places) for value, places in self._lists.items()}
+
+    def walk(self, query: Query) -> Iterator[tuple[Any, ...]]:
+        places = self._lists.get(query.term[1] if query.term else "")
+        if places is None:
+            return iter(())
+        low, high = _ends(query)
+        return iter(places.irange(low, high, inclusive=(False, False), reverse=query.descending))
+
+    def _places(self, row: Row) -> list[tuple[str, tuple[Any, ...]]]:
+        """Where a row stands: the term's value, and its place in that value's order."""
+        keys, field = row.keys, self._field
+        if self._shape == "term":
+            return [(value, (keys.created, row.id)) for value in _term_values(keys, field)]
+        key = row.id if field == "id" else getattr(keys, field)
+        if self._shape == "missing":
+            return [("", (row.id,))] if key is None else []
+        return [] if key is None else [("", (key, row.id))]
+
+
+def _term_values(keys: Keys, field: str) -> list[str]:
+    if field.startswith("label:"):
+        name = field.removeprefix("label:")
+        return [value for label, value in keys.labels if label == name]
+    return [getattr(keys, field) or ""]
+
+
+def place_of(row: Row, query: Query) -> Any:
+    """Where a row stands in the order a query asks for."""
+    key = row.id if query.sort == "id" or query.missing else getattr(row.keys, query.sort)
+    return (key, row.id)
+
+
+def _ends(query: Query) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
+    """The open range of places a query walks. (5,) lies before every (5, id): so low takes 5 in, high leaves it out."""
+    low: tuple[Any, ...] | None = None if query.low is None else (query.low,)
+    high: tuple[Any, ...] | None = None if query.high is None else (query.high,)
+    if query.after is not None:
+        place = (query.after.id,) if query.missing else tuple(query.after)
+        if query.descending:
+            high = place
+        else:
+            low = place
+    return low, high

@@ -1,0 +1,173 @@
+"""Opening a store: both files found to belong together, and the state brought up to the log.
+
+Owns what must hold before a store is served: nothing that was safely there may be missing. Must not know threads or
+requests. Everything here blocks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+
+from statesvc_client.errors import NoSpace
+
+from ... import logs
+from ..port import DataCorrupt, EngineBroken, Key, Row
+from . import watermark
+from .files import open_reader, refuse_newer
+from .log import FORMAT as LOG_FORMAT
+from .log import End, LogFile, digest_at, read_batches
+from .state import FORMAT as STATE_FORMAT
+from .state import StateFile, StateReader
+from .watermark import Watermark
+
+log = logs.get(__name__)
+
+REPLAY_ENTRIES = 20_000
+"""Entries replayed in one transaction: bounded memory whatever the log holds."""
+
+
+class Paths(NamedTuple):
+    """The files of a store."""
+
+    folder: Path
+    log: Path
+    state: Path
+    watermark: Path
+
+    @classmethod
+    def below(cls, folder: Path) -> Paths:
+        return cls(folder, folder / "log.db", folder / "state.db", folder / "watermark")
+
+
+class Files(NamedTuple):
+    """An open store."""
+
+    log: LogFile
+    state: StateFile
+
+    def abandon(self) -> None:
+        """Let go without another write: after a failure the files must be left as they are."""
+        self.log.abandon()
+        self.state.abandon()
+
+
+def open_files(paths: Paths, synchronous: str) -> Files:
+    """Both files, checked and in step. Raises `DataCorrupt` rather than serve less than there was."""
+    try:
+        return _open_checked(paths, synchronous)
+    except (apsw.CorruptError, apsw.NotADBError) as problem:
+        raise DataCorrupt(f"the store in {paths.folder} is damaged: {problem}") from None
+    except apsw.FullError:
+        raise NoSpace(f"the store in {paths.folder} cannot be opened: the disk is full") from None
+    except (apsw.Error, OSError) as problem:
+        raise EngineBroken(f"the store in {paths.folder} cannot be opened: {problem}") from None
+
+
+def _open_checked(paths: Paths, synchronous: str) -> Files:
+    refuse_newer(paths.log, LOG_FORMAT)
+    refuse_newer(paths.state, STATE_FORMAT)
+    mark = watermark.read(paths.watermark)
+    if not paths.log.exists() and (mark is not None or paths.state.exists()):
+        raise DataCorrupt(f"{paths.log} is missing, but other files of the store are there: bring it back")
+    log_file = LogFile(paths.log, synchronous)
+    try:
+        _check_tail(log_file, mark, paths)
+        state = StateFile(paths.state, log_file.epoch, log_file.start)
+    except BaseException:
+        log_file.abandon()
+        raise
+    files = Files(log_file, state)
+    try:
+        _replay(files, paths)
+        watermark.sync_folder(paths.folder)
+    except BaseException:
+        files.abandon()
+        raise
+    return files
+
+
+def _check_tail(log_file: LogFile, mark: Watermark | None, paths: Paths) -> None:
+    """A log that was closed or idle must still have what the watermark names."""
+    if mark is None:
+        return
+    if mark.epoch != log_file.epoch:
+        raise DataCorrupt(f"{paths.log} and the watermark beside it belong to different stores")
+    if mark.position > log_file.end.position:
+        raise DataCorrupt(
+            f"{paths.log} ends at entry {log_file.end.position}, but entry {mark.position} was safely in it: "
+            "its tail is lost; bring back a copy"
+        )
+    known = _digest_at(paths, mark.position, log_file.start)
+    if mark.position > log_file.start.position and (known is None or known.hex() != mark.digest):
+        raise DataCorrupt(f"{paths.log}: entry {mark.position} is not the one the watermark names")
+
+
+def _digest_at(paths: Paths, position: int, start: End) -> bytes | None:
+    reader = open_reader(paths.log)
+    try:
+        return digest_at(reader, position, start)
+    finally:
+        reader.close()
+
+
+def _replay(files: Files, paths: Paths) -> None:
+    """Apply what the log has and the state has not."""
+    applied, end = files.state.applied, files.log.end
+    if applied.position > end.position:
+        raise DataCorrupt(
+            f"{paths.state} has applied entry {applied.position}, but {paths.log} ends at {end.position}: "
+            "the log's tail is lost; bring back a copy"
+        )
+    known = _digest_at(paths, applied.position, files.log.start)
+    if applied.position >= files.log.start.position and known != applied.digest:
+        raise DataCorrupt(f"{paths.state} and {paths.log} disagree about entry {applied.position}")
+    replayed = _apply_behind(files, applied)
+    if replayed:
+        log.info("log_replayed", entries=replayed, position=end.position)
+
+
+def _apply_behind(files: Files, applied: End) -> int:
+    rows: dict[Key, Row] = {}
+    total = 0
+    end = applied
+    for end, changes in files.log.batches(applied):
+        rows |= {change.row.key: change.row for change in changes}
+        total += len(changes)
+        if len(rows) >= REPLAY_ENTRIES:
+            files.state.apply(rows, list(rows), end)
+            rows = {}
+    if rows:
+        files.state.apply(rows, list(rows), end)
+    return total
+
+
+# --- checking ------------------------------------------------------------------------------------------------------
+
+
+def problems(paths: Paths, start: End) -> list[str]:
+    """Everything in the files that does not fit together, in words."""
+    reader = StateReader(paths.state)
+    db = open_reader(paths.log)
+    try:
+        found = [f"log.db: {text}" for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"]
+        return [*found, *reader.problems(), *_differences(db, paths, start, reader)]
+    except DataCorrupt as corrupt:
+        return [str(corrupt)]
+    finally:
+        reader.close()
+        db.close()
+
+
+def _differences(db: apsw.Connection, paths: Paths, start: End, reader: StateReader) -> list[str]:
+    """Where the state is not what the kept log leads to."""
+    newest: dict[Key, Row] = {}
+    for _, changes in read_batches(db, paths.log, start, start):
+        newest |= {change.row.key: change.row for change in changes}
+    return [
+        f"state.db: {kind} {name} is not what the log says"
+        for (kind, name), row in newest.items()
+        if reader.row((kind, name)) != row
+    ]
