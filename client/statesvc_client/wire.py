@@ -60,6 +60,8 @@ class Request(Struct, tag_field="op", rename="camel", kw_only=True, forbid_unkno
     @property
     def target(self) -> str:
         """The record named in the envelope: `jobId` for jobs, `id` for every kind."""
+        if self.job_id and self.id and self.job_id != self.id:
+            raise BadRequest(f"the request names {printable(self.job_id)} and {printable(self.id)}: send one id")
         return self.job_id or self.id or ""
 
     @property
@@ -259,7 +261,7 @@ class Malformed(Exception):
 def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
     """The request a frame holds, or `Malformed`."""
     if len(frame) > 2 * limits.depth:
-        _check_size(frame, limits)
+        check_size(frame, limits)
     try:
         return _strict.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -268,7 +270,8 @@ def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
 
 def _decode_forgiving(frame: bytes) -> AnyRequest:
     """The slow way: spelling forgiven, mistakes named."""
-    envelope = _decode_envelope(frame)
+    given = _decode_object(frame)
+    envelope = {_envelope_key(key): part for key, part in given.items()}
     request_id = envelope.get("requestId", "")
     if not isinstance(request_id, (str, int)) or isinstance(request_id, bool):
         raise Malformed(BadRequest("requestId must be a string or an integer"))
@@ -278,6 +281,9 @@ def _decode_forgiving(frame: bytes) -> AnyRequest:
     cls = OPS.get(op)
     if cls is None:
         raise Malformed(UnknownOp(f"unknown operation: {printable(op)}"), request_id, op)
+    for key, part in given.items():
+        if envelope[_envelope_key(key)] != part:
+            raise Malformed(BadRequest(f"{_envelope_key(key)} is given twice, in two spellings"), request_id, op)
     known = {key: value for key, value in envelope.items() if key in _KEYS_OF[op]}
     try:
         return cast(AnyRequest, msgspec.convert(known, cls))
@@ -285,14 +291,18 @@ def _decode_forgiving(frame: bytes) -> AnyRequest:
         raise Malformed(BadRequest(str(problem)), request_id, op) from None
 
 
-def _decode_envelope(frame: bytes) -> Fields:
+def _decode_object(frame: bytes) -> Fields:
     try:
         value = _loose.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise Malformed(BadJson(f"INVALID_JSON: {_why(problem)}")) from None
     if not isinstance(value, dict):
         raise Malformed(BadJson("INVALID_JSON: a frame must be one JSON object"))
-    return {_ENVELOPE.get(key.lower(), key): part for key, part in value.items()}
+    return value
+
+
+def _envelope_key(key: str) -> str:
+    return _ENVELOPE.get(key.lower(), key)
 
 
 def _why(problem: Exception) -> str:
@@ -320,12 +330,13 @@ _ENVELOPE: dict[str, str] = {key.lower(): key for keys in _KEYS_OF.values() for 
 
 # --- what a frame may cost, checked before it is decoded -----------------------------------------------------------
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# The closing quote may be missing: a string without an end is taken to the end of the frame, never looked at twice.
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _BRACKETS_ONLY = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def _check_size(frame: bytes, limits: Limits) -> None:
+def check_size(frame: bytes, limits: Limits) -> None:
     """Refuse a frame of too many values or too deep a nesting. The cheap upper bounds settle nearly every frame."""
     opened = frame.count(b"[") + frame.count(b"{")
     values = frame.count(b",") + opened + 1

@@ -11,17 +11,19 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
-from collections.abc import AsyncGenerator, Callable, Iterable
+import operator
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from statesvc_client import patch
 from statesvc_client.errors import BadRequest
 from statesvc_client.wire import Fields, List, printable
 
 from ..backends.port import NULLABLE_SORTS, Engine, Place, Query, Row, SortField
-from . import clock, patch
+from . import clock
 from .kinds import Kind
 from .records import decode, spelled_path
 
@@ -132,7 +134,19 @@ def read_cursor(text: str, kind: Kind, order: Order) -> Place:
         raise BadRequest("cursor is not one of ours: pass nextCursor on as it came") from None
     if (cursor.version, cursor.kind, cursor.sort, cursor.descending) != (1, kind.name, *order):
         raise BadRequest("cursor belongs to another list: keep kind and sort order while paging")
+    if not _may_be_key(cursor.key, order.sort):
+        raise BadRequest("cursor is not one of ours: pass nextCursor on as it came")
     return Place(cursor.key, cursor.id)
+
+
+def _may_be_key(key: Any, sort: SortField) -> bool:
+    if key is None:
+        return sort in NULLABLE_SORTS
+    if isinstance(key, str):
+        return sort in ("id", "status")
+    if sort in ("id", "status"):
+        return False
+    return sort == "priority" if isinstance(key, float) else bool(clock.clamp(key) == key)
 
 
 # --- tests on single records ---------------------------------------------------------------------------------------
@@ -161,14 +175,16 @@ def tests(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> list[Te
 
 
 def wanted_statuses(given: Filter, kind: Kind) -> frozenset[str] | None:
-    names = [*(given.statuses or ()), *([given.status] if given.status else ())]
-    if given.statuses is None and not names:
+    """The states asked for; where `status` and `statuses` are both given, a record must satisfy both."""
+    named = [given.statuses] if given.statuses is not None else []
+    named += [[given.status]] if given.status else []
+    if not named:
         return None
-    if given.statuses and given.status:
-        names = [name for name in given.statuses if name.upper() == given.status.upper()]
-    if kind.lifecycle is not None:
-        names = [kind.lifecycle.canonical(name) for name in names]
-    return frozenset(names)
+    return frozenset.intersection(*(frozenset(_canonical(kind, name) for name in names) for names in named))
+
+
+def _canonical(kind: Kind, status: str) -> str:
+    return status if kind.lifecycle is None else kind.lifecycle.canonical(status)
 
 
 def _time_tests(given: Filter) -> Iterable[Test]:
@@ -277,7 +293,7 @@ def _bounds(given: Filter, order: Order) -> tuple[int | str | None, int | str | 
     if order.sort == "id":
         return (given.prefix, _after_prefix(given.prefix)) if given.prefix else (None, None)
     after, before = (getattr(given, f"{order.sort}_{side}", None) for side in ("after", "before"))
-    low = clock.parse(after, f"{order.sort}After") + 1 if after else None
+    low = clock.clamp(clock.parse(after, f"{order.sort}After") + 1) if after else None
     high = clock.parse(before, f"{order.sort}Before") if before else None
     return low, high
 
@@ -295,6 +311,22 @@ def _after_prefix(prefix: str) -> str | None:
 def place_of(row: Row, order: Order) -> Place:
     key = row.id if order.sort == "id" else getattr(row.keys, order.sort)
     return Place(key, row.id)
+
+
+def behind(rows: Sequence[Row], order: Order, after: Place | None) -> list[Row]:
+    """Rows in the order asked for, those up to `after` left out; records that lack the sort key come last."""
+
+    def rank(row: Row) -> tuple[Any, ...]:
+        return place_of(row, order)
+
+    having = sorted((row for row in rows if rank(row)[0] is not None), key=rank, reverse=order.descending)
+    lacking = sorted((row for row in rows if rank(row)[0] is None), key=lambda row: row.id, reverse=order.descending)
+    if after is None:
+        return having + lacking
+    beyond = operator.lt if order.descending else operator.gt
+    if after.key is None:
+        return [row for row in lacking if beyond(row.id, after.id)]
+    return [row for row in having if beyond(rank(row), after)] + lacking
 
 
 async def candidates(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from statesvc_client import patch
 from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, NotFound, StateError
 from statesvc_client.wire import Create, Delete, Fields, Limits, Update
 from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import Event, Keys, Row, Write
-from . import clock, marks, patch
+from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .records import Times, encode, index_keys, spelled, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
@@ -52,6 +53,13 @@ def payload(request: Create | Update, kind: Kind) -> Fields | None:
     """The fields a write carries, in their own spelling."""
     given = request.job if request.job is not None else request.record
     return None if given is None else spelled(kind, given)
+
+
+def repeatable(request: WriteRequest) -> bool:
+    """Whether deciding a write again, should it have been applied already, does no harm."""
+    if isinstance(request, Update):
+        return not (request.inc or request.append or any(path.endswith("/-") for path in request.set or ()))
+    return isinstance(request, Create)
 
 
 # --- create --------------------------------------------------------------------------------------------------------
@@ -99,7 +107,8 @@ def update(request: Update, fields: Fields, subject: Subject, caller: Caller, mo
         raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
     before = decode_record(row.body)
     after = _patched(request, fields, before, subject.kind, caller)
-    return _moved(request, row, after, subject, caller, moment, stepwise=caller.said_hello, given=fields)
+    own = users_own(subject.kind, fields)
+    return _moved(request, row, after, subject, caller, moment, stepwise=caller.said_hello, given=own)
 
 
 def _update_absent(request: Update, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
@@ -148,6 +157,8 @@ def _moved(
     if new is None and old is not None and kind.lifecycle is not None:
         new = after["status"] = old
     times = Times(keys.created, max(moment.now, keys.updated), keys.started, keys.completed)
+    times.started = _first_given(times.started, given, "startedAt")
+    times.completed = _first_given(times.completed, given, "completedAt")
     event = Event("updated", moment.now)
     if new != old:
         _check_transition(kind, old, new, stepwise=stepwise)
@@ -160,8 +171,13 @@ def _moved(
         ("completedAt", times.completed, keys.completed),
     ):
         if at is not None and known is None:
-            after[name] = moment.text(at)
+            after[name] = given[name] if clock.given(given.get(name)) else moment.text(at)
     return _write(request, subject, after, times, event, caller, moment)
+
+
+def _first_given(known: int | None, given: Fields, name: str) -> int | None:
+    """A time once set stays; a sync may give one that is not."""
+    return clock.parse(given[name], name) if known is None and clock.given(given.get(name)) else known
 
 
 # --- the lifecycle -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Changing JSON values: merge patch, assignment, counters and lists, by name or JSON Pointer.
 
-Owns what a change does to a value. Must not know records, states or who asks. Values are never changed in place: what a
-reader holds stays as it was.
+Owns what a change does to a value, for both sides: the cache of an agent shows what the daemon will hold. Must not know
+records, states or who asks. Values are never changed in place: what a reader holds stays as it was.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from statesvc_client.errors import BadRequest
-from statesvc_client.wire import printable
+from .errors import BadRequest
+from .wire import printable
 
 Json = Any
 Fields = dict[str, Json]
@@ -66,9 +66,12 @@ def increment(fields: Fields, names: list[str], amount: float) -> Json:
         old = 0 if before is _ABSENT or before is None else before
         if isinstance(old, bool) or not isinstance(old, (int, float)):
             raise BadRequest(f"inc: {printable(shown)} is not a number")
-        total = old + amount
-        if isinstance(total, float) and not math.isfinite(total):
-            raise BadRequest(f"inc: {printable(shown)} would leave the range of numbers")
+        try:
+            total: Json = old + amount
+            if isinstance(total, float) and not math.isfinite(total):
+                raise OverflowError
+        except OverflowError:
+            raise BadRequest(f"inc: {printable(shown)} would leave the range of numbers") from None
         return total
 
     return _changed(fields, names, add, shown)

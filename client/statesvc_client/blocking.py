@@ -1,0 +1,185 @@
+"""The blocking face: the same store for agents built on threads.
+
+Owns the thread its event loop runs in. Must not decide anything: what a store does is in core.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from .adapter_errors import Closed, NotCached
+from .core import CloseReport, Core
+from .desk import Counters
+from .face import Face, Record
+from .options import OptionFields, Options
+from .process import Daemon, Log
+
+T = TypeVar("T")
+
+LINGER_SECONDS = 0.0005
+"""The sender looks this often for more before it sleeps: waking another thread costs the caller a system call."""
+
+
+class StateStore(Face):
+    """A state store for threads. `connect` and `spawn` return it at work; leave it with `close` or `with`.
+
+    Any method may be called from any thread. Writes return at once; when the outbox is full they wait for room under
+    `when_full="block"`, up to `block_seconds`, and raise `OutboxFull`.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        core.revive = self._revive
+        core.on_fork = self._forget_thread
+
+    @classmethod
+    def connect(cls, path: str | os.PathLike[str], **options: Unpack[OptionFields]) -> Self:
+        """A store on a daemon that somebody else runs."""
+        store = cls(Core(os.fspath(path), _lingering(Options(**options))))
+        store.start()
+        return store
+
+    @classmethod
+    def spawn(
+        cls,
+        backend: str = "sqlite",
+        *,
+        data: str | os.PathLike[str] | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        command: Sequence[str] | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        log: Log | None = None,
+        start_seconds: float = 10.0,
+        stop_seconds: float = 10.0,
+        **options: Unpack[OptionFields],
+    ) -> Self:
+        """A store on a daemon of its own, which ends with this process."""
+        daemon = Daemon(
+            backend=backend, data=data, socket=socket, command=command, args=args, env=env, log=log,
+            start_seconds=start_seconds, stop_seconds=stop_seconds,
+        )  # fmt: skip
+        store = cls(Core(daemon.socket, _lingering(Options(**options)), daemon))
+        store.start()
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def flush(self, timeout: float | None = None) -> Counters:
+        """Return once every write made before is acknowledged (or rejected). Raises `FlushTimeout`."""
+        return self._run(self._core.flush(timeout))
+
+    def room(self, timeout: float | None = None) -> None:
+        """Return once the outbox has room; raises `OutboxFull` after `timeout` (else `block_seconds`)."""
+        self._run(self._core.room(timeout))
+
+    def call(self, op: str, /, *, timeout: float | None = None, **fields: Any) -> dict[str, Any]:
+        """Ask the daemon, with every write applied that was made before. Raises the `StateError` it answers."""
+        return self._run(self._core.call(op, fields, timeout))
+
+    def fetch(self, id: str, /, *, kind: str = "job", timeout: float | None = None) -> Record | None:
+        """As `get`, but asks the daemon where the cache cannot tell."""
+        try:
+            return self.get(id, kind)
+        except NotCached:
+            return self._run(self._core.fetch(id, kind, timeout))
+
+    def close(self, timeout: float | None = None) -> CloseReport:
+        """Flush within the deadline, end, and tell what was left. Never hangs."""
+        if self._core.report is not None:
+            return self._core.report
+        report = self._run(self._core.close(timeout))
+        self._stop_thread()
+        return report
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; `connect` and `spawn` have done that already."""
+        if self._thread is not None:
+            return
+        self._start_thread()
+        try:
+            self._run(self._core.start())
+        except BaseException:
+            self._stop_thread()
+            raise
+        _close_at_exit(self)
+
+    def _start_thread(self) -> None:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run_loop, args=(loop,), name="statesvc-client", daemon=True)
+        self._loop, self._thread = loop, thread
+        thread.start()
+
+    def _forget_thread(self) -> None:
+        """In a forked child there is no thread; the first use makes one."""
+        self._loop = self._thread = None
+        self._starting = threading.Lock()
+
+    def _revive(self) -> None:
+        with self._starting:
+            if self._loop is None:
+                self._start_thread()
+                _close_at_exit(self)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._core.attach)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            self._revive()
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            work.close()
+            raise Closed("the store was closed")
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    def _stop_thread(self) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(5)
+
+
+def _lingering(options: Options) -> Options:
+    return replace(options, linger_seconds=LINGER_SECONDS)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def _close_at_exit(store: StateStore) -> None:
+    """A program that just ends still gets its last writes out, within `close_seconds`."""
+    pid = os.getpid()
+    seen = weakref.ref(store)
+
+    def close() -> None:
+        store = seen()
+        if store is not None and os.getpid() == pid:
+            store.close()
+
+    atexit.register(close)

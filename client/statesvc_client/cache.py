@@ -1,0 +1,281 @@
+"""The cache of one kind: what the daemon is known to hold, with the agent's own undecided writes on top.
+
+Owns what `get` shows, taking a rejected write back, and the bound on records held. Must not know threads, sockets or
+the outbox; whoever calls a changing method holds the lock. `views` alone is read without it: one dict lookup.
+
+A settled record costs nothing but its dict. Undecided writes of a record hang together, each with the state below it,
+so that a rejected one can be taken out and the rest put on again. A record is replaced, never changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from . import writes
+from .errors import StateError
+from .patch import Fields
+from .writes import UNKNOWN, Seen, Unknown, Write
+
+View = Fields | None
+
+
+class Read:
+    """A question under way. What own writes touch meanwhile, its answer cannot speak about."""
+
+    __slots__ = ("touched",)
+
+    def __init__(self) -> None:
+        self.touched: set[str] = set()
+
+
+class Cache:
+    """Records of one kind."""
+
+    def __init__(self, kind: str, most: int) -> None:
+        self.kind = kind
+        self.most = most
+        self.id_field = "uuid" if kind == "job" else "id"
+        self.views: dict[str, View] = {}
+        """What `get` returns: a record, or None when it is known to be absent."""
+        self.complete = False
+        """Every record is held, so what is not held is absent."""
+        self.live = 0
+        self.wanted: dict[str, None] = {}
+        """Records whose true state has to be asked for."""
+        self._own: dict[str, Write] = {}
+        """The newest undecided write of each record; the earlier ones hang on it."""
+        self._order: deque[str] = deque()
+        self._reads: list[Read] = []
+
+    # --- own writes ------------------------------------------------------------------------------------------------
+
+    def note(self, write: Write) -> None:
+        """Show a write that was just made."""
+        id = write.id
+        before = self.views.get(id, UNKNOWN)
+        newest = self._own.get(id)
+        if newest is not None:
+            newest.later, write.earlier = write, newest
+        elif type(before) is dict:
+            write.revision = before.get("revision")
+        write.below = before
+        self._own[id] = write
+        if write.flat and type(before) is dict and write.more is None:
+            # The common case, an update by plain fields of a record that is shown, and so without calls.
+            self.views[id] = after = before | write.fields
+            after.pop("updatedAt", None)
+        else:
+            self._note_with_care(write, newest)
+        if self._reads:
+            self._touch(id)
+
+    def _note_with_care(self, write: Write, newest: Write | None) -> None:
+        if write.below is UNKNOWN:
+            if self.complete and newest is None:
+                write.below = None
+            elif self._reads:
+                # The listing under way cannot speak about this record any more, and nothing else does.
+                self.wanted[write.id] = None
+        self._show(write.id, _foreseen(write.below, write))
+
+    def note_merged(self, write: Write) -> None:
+        """Show a write that became part of the newest undecided one."""
+        before: Seen = self.views.get(write.id, UNKNOWN)
+        self._show(write.id, _foreseen(before, write))
+        self._touch(write.id)
+
+    def forget_merged(self, gone: Write) -> None:
+        """A noted write became part of the one before it: what is shown stays."""
+        self._unlink(gone)
+
+    def applied(self, write: Write) -> None:
+        """The oldest undecided write of a record was taken by the daemon."""
+        if write.id not in self._own:
+            return
+        revision = _revision_after(write)
+        later = write.later
+        self._unlink(write)
+        if later is not None:
+            later.revision = revision
+            later.doubtful = later.doubtful or write.doubtful
+        elif write.doubtful:
+            # It succeeded where it should not have: the record was not what we thought.
+            self.wanted[write.id] = None
+            self._hide(write.id)
+        else:
+            self._settle(write.id, revision)
+        write.below = None
+
+    def rejected(self, write: Write, error: StateError) -> None:
+        """Take a write back: the state below it, with the later own writes put on again."""
+        if write.id not in self._own:
+            return
+        view: Seen = write.below
+        if error.code == "not_found":
+            view = None
+        elif error.code == "exists" and view is None:
+            view = UNKNOWN
+        later = write.later
+        self._unlink(write)
+        if later is not None:
+            later.revision = write.revision
+        while later is not None:
+            later.below = view
+            view = _foreseen(view, later)
+            later = later.later
+        self._show(write.id, view)
+        if error.code != "not_found":
+            self.wanted[write.id] = None  # it is not what we thought it was
+        write.below = None
+        if write.id not in self._own and view is None:
+            self._settle(write.id, None)
+
+    def forget_own(self) -> None:
+        """The undecided writes belong to somebody else now; what they showed stays as it is."""
+        self._own.clear()
+        self._reads.clear()
+
+    def _unlink(self, write: Write) -> None:
+        earlier, later = write.earlier, write.later
+        if earlier is not None:
+            earlier.later = later
+        if later is not None:
+            later.earlier = earlier
+        elif earlier is not None:
+            self._own[write.id] = earlier
+        else:
+            del self._own[write.id]
+        write.earlier = write.later = None
+
+    def _settle(self, id: str, revision: int | None) -> None:
+        """No own write of the record is undecided any more."""
+        view = self.views.get(id, UNKNOWN)
+        if type(view) is dict:
+            if revision is not None:
+                self.views[id] = {**view, "revision": revision}
+        elif view is None and self.complete:
+            self._hide(id)
+
+    def _touch(self, id: str) -> None:
+        for read in self._reads:
+            read.touched.add(id)
+
+    # --- what the daemon says --------------------------------------------------------------------------------------
+
+    def begin_read(self) -> Read:
+        read = Read()
+        self._reads.append(read)
+        return read
+
+    def end_read(self, read: Read) -> None:
+        if read in self._reads:
+            self._reads.remove(read)
+
+    def learn(self, record: Fields, read: Read, *, forced: bool = False) -> None:
+        """Take in a record as the daemon holds it, unless it is older than what is known.
+
+        `forced` after a change of epoch, where older may be true.
+        """
+        id = record.get(self.id_field)
+        if not isinstance(id, str) or id in self._own or id in read.touched:
+            return
+        known = self.views.get(id)
+        if known is not None and not forced and _is_older(record, known):
+            return
+        if known is not None and known.get("uid") != record.get("uid"):
+            self._touch(id)  # two answers about two lives of a record: the one taken first stays
+        self.wanted.pop(id, None)
+        self._show(id, record)
+
+    def learn_absent(self, id: str, read: Read) -> None:
+        if id not in self._own and id not in read.touched:
+            self.wanted.pop(id, None)
+            if self.complete:
+                self._hide(id)
+            else:
+                self._show(id, None)
+
+    def learn_all(self, seen: Iterable[str], read: Read, *, complete: bool) -> None:
+        """A whole listing was taken in: what it did not hold is not there, or is beyond the cache's scope."""
+        stale = self.views.keys() - set(seen) - self._own.keys() - read.touched
+        for id in stale:
+            self._hide(id)
+        self.complete = complete
+
+    # --- what is held ----------------------------------------------------------------------------------------------
+
+    def _show(self, id: str, view: Seen) -> None:
+        views = self.views
+        old = views.get(id, UNKNOWN)
+        if isinstance(view, Unknown):
+            if old is not UNKNOWN:
+                self._hide(id)
+            return
+        views[id] = view
+        if old is UNKNOWN:
+            self._order.append(id)
+            if len(views) > self.most:
+                self._evict()
+            elif len(self._order) > 2 * len(views) + 1024:
+                self._order = deque(views)
+            old = None
+        if (old is None) is not (view is None):
+            self.live += 1 if old is None else -1
+
+    def _hide(self, id: str) -> None:
+        if self.views.pop(id, None) is not None:
+            self.live -= 1
+
+    def _evict(self) -> None:
+        """Let go of the records held longest; one with own undecided writes is needed to take them back."""
+        for _ in range(len(self._order)):
+            if len(self.views) <= self.most:
+                return
+            id = self._order.popleft()
+            if id in self._own:
+                self._order.append(id)
+            elif id in self.views:
+                self._hide(id)
+                self.complete = False
+
+
+def _revision_after(write: Write) -> int | None:
+    """The lowest revision a record can have now: what was seen, plus one for each own write applied since."""
+    if write.op == "create":
+        return 1
+    return write.revision + 1 if write.op == "update" and write.revision is not None else None
+
+
+def _foreseen(before: Seen, write: Write) -> Seen:
+    """The record after a write, should the daemon agree."""
+    try:
+        return _after(before, write)
+    except StateError:
+        write.doubtful = True
+        return before
+
+
+def _after(before: Seen, write: Write) -> Seen:
+    if write.op == "update":
+        if isinstance(before, dict):
+            return writes.changed(before, write)
+        if before is None and write.more is not None and write.more.upsert:
+            return writes.born(write)
+        write.doubtful = before is None
+        return before
+    if write.op == "create":
+        if isinstance(before, dict):
+            write.doubtful = True
+            return before
+        return write.fields
+    write.doubtful = before is None
+    return None
+
+
+def _is_older(record: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Revisions are compared within one life of a record."""
+    if record.get("uid") != known.get("uid") and known.get("uid") is not None:
+        return False
+    return bool(record.get("revision", 0) < known.get("revision", 0))

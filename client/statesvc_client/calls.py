@@ -1,0 +1,164 @@
+"""Calls: questions to the daemon, each on a connection of its own while it lasts.
+
+Owns the connections calls use and their exactly-once. Must not know the outbox or the cache.
+
+A connection carries one call at a time and is used again afterwards; a call that waits holds up no other. Each has its
+own client id, so a call that writes is sent again after a lost connection and still happens once. A connection on which
+a call was given up is thrown away together with its id: whatever is still under way there concerns nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from .adapter_errors import Closed
+from .backoff import Backoff
+from .connection import Asking
+from .desk import new_client_id
+from .errors import StateError, Unavailable
+from .greeting import decoded, error_of, greet
+from .options import Options
+from .wire import OPS
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Line:
+    """A connection for calls and the client it speaks for."""
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._path = path
+        self._options = options
+        self._client = new_client_id()
+        self._seq = 0
+        self.asking = Asking(path)
+
+    async def ask(self, message: dict[str, Any], *, again: bool) -> dict[str, Any]:
+        if not self.asking.is_open:
+            self.asking.close()
+            await greet(self.asking, self._options, self._client, "each", self._options.answer_seconds)
+        if again:
+            message = {**message, "again": True}
+        line = await self.asking.ask(message)
+        reply = decoded(line)
+        if reply.success:
+            return _decode(line)
+        error = error_of(reply)
+        error.record = _decode(line).get("job", _decode(line).get("record"))
+        raise error
+
+    def numbered(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One call at a time: everything before this one is answered."""
+        self._seq += 1
+        return {**message, "seq": self._seq, "floor": self._seq}
+
+
+class Calls:
+    """The connections for calls."""
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._path = path
+        self._options = options
+        self._idle: list[_Line] = []
+        self._busy: set[_Line] = set()
+        self._slots = asyncio.Semaphore(options.call_connections)
+        self._closed = False
+
+    async def ask(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The daemon's reply. Raises its error, or `Unavailable` when the deadline (of the loop's clock) passes."""
+        progress = _Progress(writes=_writes(message["op"]))
+        try:
+            async with asyncio.timeout_at(deadline), self._slots:
+                return await self._on_a_line(message, progress)
+        except TimeoutError:
+            raise Unavailable(
+                f"{message['op']}: no answer from {self._path} in time", outcome=progress.outcome
+            ) from None
+
+    async def _on_a_line(self, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
+        line = self._idle.pop() if self._idle else _Line(self._path, self._options)
+        self._busy.add(line)
+        reusable = False
+        try:
+            if progress.writes:
+                message = line.numbered(message)
+            reply = await self._until_answered(line, message, progress)
+            reusable = True
+            return reply
+        except StateError as error:
+            reusable = not error.stops_the_writer()
+            raise
+        finally:
+            self._busy.discard(line)
+            if reusable and line.asking.is_open and not self._closed:
+                self._idle.append(line)
+            else:
+                line.asking.close()
+
+    async def _until_answered(self, line: _Line, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
+        """Ask, and ask again after a lost connection or a write whose outcome the daemon did not know."""
+        backoff = Backoff(self._options.backoff_base, self._options.backoff_cap)
+        again = False
+        while True:
+            try:
+                progress.begun = True
+                return await line.ask(message, again=again and progress.writes)
+            except OSError as problem:
+                line.asking.close()
+                if self._closed:
+                    raise Closed("the store was closed while a call was under way") from problem
+            except StateError as error:
+                if error.outcome != "unknown" or again or not progress.writes:
+                    raise
+            again = True
+            await asyncio.sleep(backoff.next())
+
+    def close(self) -> None:
+        self._closed = True
+        for line in [*self._idle, *self._busy]:
+            line.asking.close()
+        self._idle.clear()
+
+    def abandon_in_child(self) -> None:
+        for line in [*self._idle, *self._busy]:
+            if line.asking.connection is not None:
+                line.asking.connection.abandon_in_child()
+
+
+class _Progress:
+    """How far a call has come, for the one who gives it up."""
+
+    __slots__ = ("begun", "writes")
+
+    def __init__(self, *, writes: bool) -> None:
+        self.writes = writes
+        self.begun = False
+
+    @property
+    def outcome(self) -> Any:
+        return "unknown" if self.writes and self.begun else "not_applied"
+
+
+def _writes(op: str) -> bool:
+    """An op this client does not know yet is sent without a number; the daemon says what it thinks of that."""
+    known = OPS.get(op)
+    return known is not None and known.writes
+
+
+_SPELLINGS = {"job_id": "jobId", "job_uuid": "jobId", "sort_by": "sortBy", "sort_desc": "sortDesc"}
+
+
+def spelled(op: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """The request as the wire spells it: snake_case keywords become camelCase."""
+    message: dict[str, Any] = {"op": op}
+    for name, value in fields.items():
+        message[_SPELLINGS.get(name) or _camel(name)] = value
+    return message
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part[:1].upper() + part[1:] for part in rest) if rest else name

@@ -1,0 +1,534 @@
+"""The core: one store's life on one event loop. Both faces, asyncio and blocking, are thin wrappers around it.
+
+Owns start, flush, call, warming, close and what a fork leaves behind. Must not know whose loop it runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from . import calls
+from .adapter_errors import Closed, FlushTimeout, OutboxFull
+from .cache import Read
+from .calls import Calls
+from .desk import Counters, Desk
+from .errors import NotFound, StateError, Unavailable
+from .link import Events, Link
+from .options import Options, RejectedCallback
+from .process import Daemon
+from .wire import Received
+from .writes import Write
+
+log = logging.getLogger("statesvc_client")
+
+SOCKET_PATH_BYTES = 107
+"""What the kernel's sockaddr_un holds, without the closing zero."""
+
+SPOOL_SYNC_SECONDS = 0.2
+"""How far the numbers the daemon may forget lag behind, with a spool: one sync of the file in this time."""
+
+FETCH_SECONDS = 0.1
+"""Between two tries to read a record that own writes keep touching."""
+
+
+class CloseReport(Struct, frozen=True):
+    """What leaving left behind."""
+
+    unflushed: int
+    """Writes not acknowledged."""
+    spooled: bool
+    """They wait in the spool and will be sent by the next run."""
+    counters: Counters
+
+    @property
+    def clean(self) -> bool:
+        return self.unflushed == 0
+
+
+class Core:
+    """Outbox, cache, connections and perhaps a daemon, together."""
+
+    def __init__(self, path: str, options: Options, daemon: Daemon | None = None) -> None:
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
+            raise ValueError(f"a socket's path holds {SOCKET_PATH_BYTES} bytes at most; this one is longer: {path}")
+        self.path = path
+        self.options = options
+        self.daemon = daemon
+        self.desk = Desk(options)
+        self.desk.on_progress = self._progress
+        self.on_rejected: list[RejectedCallback] = [] if options.on_rejected is None else [options.on_rejected]
+        self.epoch: str | None = None
+        self.welcome: Received | None = None
+        self.report: CloseReport | None = None
+        self.revive: Callable[[], None] = self._attach_if_possible
+        """What to do about a write when nothing runs yet: after a fork."""
+        self.on_fork: Callable[[], None] = lambda: None
+        self._started = False
+        self._reset()
+        _cores.add(self)
+
+    def _reset(self) -> None:
+        """As before the first start; a forked child begins here."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._link: Link | None = None
+        self._calls: Calls | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        self._rooms: list[asyncio.Future[None]] = []
+        self._connected = False
+        self._syncing = False
+        self._fetching = False
+        self._warming: asyncio.Task[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_connected
+
+    # --- start -----------------------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Begin on the running loop: from here on what waits is sent. A second call does nothing."""
+        if self.loop is not None:
+            return
+        self.loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._calls = Calls(self.path, self.options)
+        events = Events(self._on_connected, self._ready.set, self._on_rejected)
+        self._link = Link(self.path, self.desk, self.options, events)
+        self.desk.own_thread = threading.get_ident()
+        self.desk.wake = self._wake
+        self._spawn_task(self._link.run())
+
+    def _attach_if_possible(self) -> None:
+        try:
+            self.attach()
+        except RuntimeError:  # no loop is running here; the next write, flush or call will try again
+            self.desk.fall_asleep()
+
+    async def _begin(self) -> None:
+        """Be at work: started, or attached to the loop of a forked child."""
+        if self.desk.closed:
+            raise Closed("the store was closed")
+        if self._started:
+            self.attach()
+        else:
+            await self.start()
+
+    async def start(self) -> None:
+        """Take the spool, start the daemon if it is ours, connect, warm the cache; within the deadlines."""
+        if self.desk.closed:
+            raise Closed("the store was closed; make a new one")
+        if self._started:
+            return
+        self._started = True
+        try:
+            self.desk.open_spool()
+            self.attach()
+            await self._until_serving()
+            if self.options.warm and self._connected:
+                await self._until_warm()
+        except BaseException:
+            await self._tear_down()
+            raise
+
+    async def _until_serving(self) -> None:
+        daemon = self.daemon
+        seconds = self.options.connect_seconds
+        if daemon is not None:
+            seconds = daemon.start_seconds
+            daemon.on_start = self._expect_daemon
+            daemon.start()
+        connected = await self._until_connected(seconds)
+        if daemon is not None and not connected:
+            raise daemon.failure or daemon.did_not_serve()
+        if not connected and self._link is not None:
+            self._check_may_go_on(self._link, seconds)
+
+    def _check_may_go_on(self, link: Link, seconds: float) -> None:
+        """The daemon is not there. Being refused is final; being early is not."""
+        if link.refused is not None:
+            raise link.refused
+        if self.options.require_connection:
+            raise Unavailable(f"no daemon answered on {self.path} within {seconds:g} s: {link.problem}")
+        log.warning("no daemon on %s yet (%s); writes wait until there is one", self.path, link.problem)
+
+    async def _until_connected(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            pass
+        return self._connected
+
+    def _expect_daemon(self) -> None:
+        """Told by the daemon's thread: it was started, or will never be."""
+        loop, link, daemon = self.loop, self._link, self.daemon
+        if loop is None or link is None or daemon is None or loop.is_closed():
+            return
+        if daemon.failure is not None:
+            loop.call_soon_threadsafe(self._ready.set)
+        else:
+            loop.call_soon_threadsafe(link.expect_daemon, daemon.start_seconds)
+
+    def _spawn_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of the state store failed", exc_info=task.exception())
+
+    def _wake(self) -> None:
+        """Called by whichever thread made a write while the sender slept."""
+        loop, link = self.loop, self._link
+        if loop is None or link is None:
+            self.revive()
+            return
+        if threading.get_ident() == self.desk.own_thread:
+            loop.call_soon(link.wake)
+            return
+        try:
+            loop.call_soon_threadsafe(link.wake)
+        except RuntimeError:  # the loop was closed without closing the store; flush and close will say so
+            pass
+
+    # --- what the link tells ---------------------------------------------------------------------------------------
+
+    def _on_connected(self, welcome: Received) -> None:
+        self._connected = True
+        self.welcome = welcome
+        self.desk.tally.connects += 1
+        if self.daemon is not None:
+            self.daemon.served()
+        before, self.epoch = self.epoch, welcome.epoch
+        if before is not None and welcome.epoch is not None and before != welcome.epoch:
+            self._on_new_epoch(before, welcome.epoch)
+        elif self.options.warm and self._warming is None:
+            self._warming = self._spawn_task(self._warm())
+        self._fetch_wanted()
+        self._ready.set()
+
+    def _on_new_epoch(self, before: str, now: str) -> None:
+        """State the daemon had acknowledged may be lost: what the cache holds has to be read anew."""
+        log.warning("the daemon's state has a new epoch (%s, was %s): acknowledged writes may be lost", now, before)
+        self.desk.tally.epochs += 1
+        for cache in self.desk.caches.values():
+            cache.complete = False
+        if self.options.warm:
+            if self._warming is not None:
+                self._warming.cancel()
+            self._warming = self._spawn_task(self._warm(forced=True))
+        if self.options.on_epoch is not None:
+            self._safely(self.options.on_epoch, before, now)
+
+    def _on_rejected(self, write: Write, error: StateError) -> None:
+        log.warning("%s of %s %s was rejected: %s (%s)", write.op, write.kind, write.id, error, error.outcome)
+        for callback in self.on_rejected:
+            self._safely(callback, write, error)
+        self._fetch_wanted()
+
+    def _safely(self, callback: Callable[..., object], *arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception:
+            log.exception("a callback of the state store failed")
+
+    def _progress(self) -> None:
+        """Something was decided: let those go who waited for it."""
+        outbox = self.desk.outbox
+        if self._flushes:
+            floor = outbox.floor
+            for target, done in self._flushes:
+                if target < floor and not done.done():
+                    done.set_result(None)
+            self._flushes = [waiting for waiting in self._flushes if not waiting[1].done()]
+        if self._rooms and self.desk.has_room():
+            rooms, self._rooms = self._rooms, []
+            for room in rooms:
+                if not room.done():
+                    room.set_result(None)
+        if self.desk.spool is not None and not self._syncing:
+            self._syncing = True
+            self._spawn_task(self._sync_spool())
+
+    async def _sync_spool(self) -> None:
+        """Let the floor follow what is on disk, a few times a second."""
+        try:
+            await asyncio.sleep(SPOOL_SYNC_SECONDS)
+            begun = self.desk.begin_spool_sync()
+            if begun is not None:
+                fd, floor = begun
+                try:
+                    await asyncio.get_running_loop().run_in_executor(None, os.fdatasync, fd)
+                    self.desk.end_spool_sync(floor)
+                except OSError as problem:
+                    log.warning("the spool could not be synced: %s", problem)
+                finally:
+                    os.close(fd)
+        finally:
+            self._syncing = False
+
+    # --- flush, room, call -----------------------------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None) -> Counters:
+        """Return once every write made before is decided. Raises `FlushTimeout`."""
+        await self._begin()
+        target = self.desk.outbox.last_seq
+        if target >= self.desk.outbox.floor:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._flushes.append((target, done))
+            self._progress()
+            if self._link is not None:
+                self._link.wake()
+            await self._wait_for(done, timeout)
+        return self.desk.counters()
+
+    async def _wait_for(self, done: asyncio.Future[None], timeout: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await done
+        except TimeoutError:
+            self._flushes = [waiting for waiting in self._flushes if waiting[1] is not done]
+            raise FlushTimeout(self.desk.outbox.queued, timeout or 0.0) from None
+
+    async def room(self, timeout: float | None) -> None:
+        """Return once the outbox has room. Raises `OutboxFull`."""
+        await self._begin()
+        seconds = self.options.block_seconds if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.desk.has_room():
+                    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._rooms.append(room)
+                    await room
+        except TimeoutError:
+            raise OutboxFull(
+                f"{self.desk.outbox.queued} writes are waiting and no room came within {seconds:g} s"
+            ) from None
+
+    async def call(self, op: str, fields: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        """Ask the daemon; it answers with every write applied that was made before."""
+        await self._begin()
+        if self._calls is None or self.loop is None:
+            raise Closed("the store was closed")
+        message = calls.spelled(op, fields)
+        seconds = self.options.call_seconds if timeout is None else timeout
+        deadline = self.loop.time() + seconds
+        try:
+            await self.flush(seconds)
+        except FlushTimeout as late:
+            raise Unavailable(f"{op}: {late}") from None
+        cache = self.desk.caches[message.get("kind", "job")]
+        read = self.desk.with_lock(cache.begin_read)
+        try:
+            reply = await self._calls.ask(message, deadline)
+            if reply.get("duplicate"):
+                self.desk.tally.duplicates += 1
+            self.desk.with_lock(lambda: self._learn(op, message, reply, read))
+        except NotFound:
+            self.desk.with_lock(lambda: cache.learn_absent(_target(message), read) if op == "get" else None)
+            raise
+        finally:
+            self.desk.with_lock(lambda: cache.end_read(read))
+        return reply
+
+    def _learn(self, op: str, message: dict[str, Any], reply: dict[str, Any], read: Read) -> None:
+        """What an answer says about records, the cache takes in."""
+        kind = message.get("kind", "job")
+        cache = self.desk.caches[kind]
+        if op == "get":
+            cache.learn(reply.get("job", reply.get("record")) or {}, read)
+        elif op == "list":
+            records = reply.setdefault("jobs" if kind == "job" else "records", [])
+            for record in records:
+                cache.learn(record, read)
+        elif op == "delete":
+            cache.learn_absent(_target(message), read)
+        elif op in ("create", "update", "sync"):
+            # Answers to writes leave secrets out, or the records altogether: what was written is asked for.
+            cache.wanted |= dict.fromkeys(_written(message, cache.id_field))
+            asyncio.get_running_loop().call_soon(self._fetch_wanted)
+
+    async def fetch(self, id: str, kind: str, timeout: float | None) -> dict[str, Any] | None:
+        try:
+            reply = await self.call("get", {"jobId": id} if kind == "job" else {"kind": kind, "id": id}, timeout)
+        except NotFound:
+            return None
+        record: dict[str, Any] = reply["job" if kind == "job" else "record"]
+        return record
+
+    # --- the cache -------------------------------------------------------------------------------------------------
+
+    def _fetch_wanted(self) -> None:
+        if not self._fetching and self._calls is not None and any(c.wanted for c in self.desk.caches.values()):
+            self._fetching = True
+            self._spawn_task(self._fetch_all_wanted())
+
+    async def _fetch_all_wanted(self) -> None:
+        """Ask for records whose true state is not known; what cannot be asked now is asked after reconnecting."""
+        try:
+            while wanted := self.desk.wanted():
+                for kind, ids in wanted.items():
+                    for start in range(0, len(ids), self.options.page_records):
+                        await self._fetch_page(kind, ids[start : start + self.options.page_records])
+                # What own writes touched meanwhile is still wanted; it may be a busy record.
+                await asyncio.sleep(FETCH_SECONDS if self.desk.wanted() else 0)
+        except (StateError, Closed) as problem:
+            log.debug("records were not read anew: %s", problem)
+        finally:
+            self._fetching = False
+
+    async def _fetch_page(self, kind: str, ids: list[str]) -> None:
+        cache = self.desk.caches[kind]
+        read = self.desk.with_lock(cache.begin_read)
+        try:
+            reply = await self.call("list", {"kind": kind, "filter": {"ids": ids}}, None)
+            found = {record.get(cache.id_field) for record in reply["jobs" if kind == "job" else "records"]}
+            if not reply.get("truncated"):
+                for id in [id for id in ids if id not in found]:
+                    self.desk.with_lock(partial(cache.learn_absent, id, read))
+        finally:
+            self.desk.with_lock(partial(cache.end_read, read))
+
+    async def _until_warm(self) -> None:
+        if self._warming is not None:
+            await asyncio.wait([self._warming], timeout=self.options.connect_seconds)
+            if not self._warming.done():
+                log.warning("the cache is still being warmed; until then get() may raise NotCached")
+
+    async def _warm(self, *, forced: bool = False) -> None:
+        for kind in self.options.kinds:
+            while True:
+                try:
+                    await self._warm_kind(kind, forced=forced)
+                    break
+                except StateError as problem:
+                    log.warning("the cache could not be warmed yet: %s", problem)
+                    await asyncio.sleep(self.options.backoff_cap)
+
+    async def _warm_kind(self, kind: str, *, forced: bool) -> None:
+        """Read every record within the scope, page by page, as far as the cache can hold them."""
+        cache = self.desk.caches[kind]
+        read = self.desk.with_lock(cache.begin_read)
+        seen: set[str] = set()
+        fields: dict[str, Any] = {"kind": kind, "limit": self.options.page_records}
+        if self.options.cache_filter is not None:
+            fields["filter"] = self.options.cache_filter
+        try:
+            while True:
+                reply = await self.call("list", fields, None)
+                records = reply["jobs" if kind == "job" else "records"]
+                self.desk.with_lock(partial(_take_page, cache, records, read, seen, forced))
+                fields["cursor"] = reply.get("nextCursor")
+                if not fields["cursor"] or len(seen) >= cache.most:
+                    break
+            complete = not fields["cursor"] and self.options.cache_filter is None and len(seen) <= cache.most
+            self.desk.with_lock(lambda: cache.learn_all(seen, read, complete=complete))
+            self._fetch_wanted()
+        finally:
+            self.desk.with_lock(lambda: cache.end_read(read))
+
+    # --- close -----------------------------------------------------------------------------------------------------
+
+    async def close(self, timeout: float | None = None) -> CloseReport:
+        """Flush within the deadline, then let go of everything. A second call returns the first report."""
+        if self.report is not None:
+            return self.report
+        seconds = self.options.close_seconds if timeout is None else timeout
+        try:
+            if self._started:
+                await self.flush(seconds)
+        except FlushTimeout as late:
+            log.warning("leaving: %s", late)
+        finally:  # also when the one who leaves is cancelled
+            self.report = await self._let_go()
+        return self.report
+
+    async def _let_go(self) -> CloseReport:
+        had_spool = self.desk.spool is not None
+        counters = self.desk.counters()
+        left = self.desk.close()
+        report = CloseReport(len(left), had_spool and bool(left), counters)
+        await self._tear_down()
+        if left:
+            log.error("%d writes were not acknowledged%s", len(left), "; they wait in the spool" if had_spool else "")
+            if self.options.on_unflushed is not None:
+                self._safely(self.options.on_unflushed, report)
+        return report
+
+    async def _tear_down(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._calls is not None:
+            self._calls.close()
+        self.desk.close()
+        for _, done in self._flushes:
+            if not done.done():
+                done.set_exception(Closed("the store was closed while this waited"))
+        for room in self._rooms:
+            if not room.done():
+                room.set_exception(Closed("the store was closed while this waited"))
+        if self.daemon is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.daemon.stop)
+        _cores.discard(self)
+
+    # --- fork ------------------------------------------------------------------------------------------------------
+
+    def start_over_in_child(self) -> None:
+        """In a forked child: another client, another connection, an empty outbox. The parent's are not touched."""
+        link, held, daemon = self._link, self._calls, self.daemon
+        if link is not None:
+            link.abandon_in_child()
+        if held is not None:
+            held.abandon_in_child()
+        if daemon is not None:
+            daemon.abandon_in_child()
+        # Kept, not collected: their end would reach into the parent's loop and the descriptors closed above.
+        _abandoned.append((self.loop, link, held, self._tasks, self._flushes))
+        self.daemon = None
+        self.desk.start_over_in_child()
+        self._reset()
+        self.on_fork()
+
+
+def _target(message: dict[str, Any]) -> str:
+    return str(message.get("jobId") or message.get("id") or "")
+
+
+def _written(message: dict[str, Any], id_field: str) -> list[str]:
+    """The ids of the records a call wrote."""
+    records = message.get("jobs") or message.get("records") or [message.get("job") or message.get("record") or {}]
+    ids = [_target(message), *(record.get(id_field) for record in records if isinstance(record, dict))]
+    return [id for id in ids if isinstance(id, str) and id]
+
+
+def _take_page(cache: Any, records: list[dict[str, Any]], read: Read, seen: set[str], forced: bool) -> None:
+    for record in records:
+        seen.add(str(record.get(cache.id_field)))
+        cache.learn(record, read, forced=forced)
+
+
+_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+_abandoned: list[Any] = []
+
+
+def _after_fork_in_child() -> None:
+    for core in list(_cores):
+        core.start_over_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,214 @@
+"""The outbox: writes in the order they were made, until each is decided.
+
+Owns order, numbering, bounds, what is in flight and which unsent updates may become one. Must not know threads, files,
+sockets or the cache; whoever calls holds the lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from . import writes
+from .writes import Write
+
+OVERHEAD = 100
+"""Bytes of a frame around its body, about: op, id and numbers."""
+
+_TRIM = 4096
+"""Decided writes kept at the front before the list is cut: cutting costs its length."""
+
+
+class Merge(NamedTuple):
+    """Two updates and what they are together: `both` is to stand in the place of `kept`."""
+
+    kept: Write
+    gone: Write
+    both: Write
+
+
+class Outbox:
+    """One client's undecided writes."""
+
+    def __init__(self, max_records: int, max_bytes: int) -> None:
+        self.max_records = max_records
+        self.max_bytes = max_bytes
+        self._offered_records = max_records
+        self.queued = 0
+        self.queued_bytes = 0
+        self.in_flight = 0
+        self.in_flight_bytes = 0
+        self.last_seq = 0
+        self._writes: list[Write] = []
+        self._first = 0
+        """Where the oldest undecided write stands, or behind the end."""
+        self._next = 0
+        """Where the next write to send stands."""
+        self._scanned = 0
+        """Up to where unsent writes were looked at for merging."""
+        self._latest: dict[tuple[str, str], Write] = {}
+        """Of what was scanned, the last write of each record."""
+
+    # --- in --------------------------------------------------------------------------------------------------------
+
+    def has_room(self, size: int, *, reserve: bool = False) -> bool:
+        """The reserve, a quarter on top, is for the last word about a record."""
+        share = 4 if reserve else 0
+        records = self.max_records + (self.max_records // share if share else 0)
+        bytes_ = self.max_bytes + (self.max_bytes // share if share else 0)
+        # A write larger than the whole bound may pass when it is alone, or it never could.
+        return self.queued < records and (self.queued_bytes + size <= bytes_ or not self.queued)
+
+    def has_bytes(self, more: int) -> bool:
+        return self.queued_bytes + more <= self.max_bytes
+
+    def offer(self, write: Write) -> bool:
+        """Number and append a write if there is room. The common case, and so without calls."""
+        size = self.queued_bytes + len(write.body) + OVERHEAD
+        if self.queued >= self._offered_records or size > self.max_bytes:
+            return False
+        self.last_seq = write.seq = self.last_seq + 1
+        self.queued += 1
+        self.queued_bytes = size
+        self._writes.append(write)
+        return True
+
+    def refuse_offers(self) -> None:
+        self._offered_records = -1
+
+    def append(self, write: Write) -> None:
+        """Append a write that has its number."""
+        self.last_seq = max(self.last_seq, write.seq)
+        self.queued += 1
+        self.queued_bytes += len(write.body) + OVERHEAD
+        self._writes.append(write)
+
+    # --- making room -----------------------------------------------------------------------------------------------
+
+    def next_merge(self) -> Merge | None:
+        """Find two unsent updates of a record that can be one; `accept` makes them one.
+
+        Goes on where it stopped before, so that a full outbox is looked through once, not at every call.
+        """
+        self._scanned = max(self._scanned, self._next)
+        if len(self._latest) > 2 * self.max_records:
+            self._latest = {key: write for key, write in self._latest.items() if not write.sent}
+        while self._scanned < len(self._writes):
+            write = self._writes[self._scanned]
+            self._scanned += 1
+            if write.decided:
+                continue
+            merge = self.merge_into_last(write)
+            if merge is not None:
+                return merge
+            self._latest[write.kind, write.id] = write
+        return None
+
+    def merge_into_last(self, write: Write) -> Merge | None:
+        """What the last unsent update of its record and this one are together."""
+        kept = self._latest.get((write.kind, write.id))
+        both = None if kept is None or kept.sent else writes.merged(kept, write)
+        return None if both is None or kept is None else Merge(kept, write, both)
+
+    def accept(self, merge: Merge) -> None:
+        kept, gone, both = merge
+        self.queued_bytes += len(both.body) - len(kept.body)
+        kept.body, kept.fields, kept.more, kept.flat = both.body, both.fields, both.more, both.flat
+        kept.doubtful = both.doubtful
+        if gone.seq:
+            self._drop(gone)
+
+    def _drop(self, write: Write) -> None:
+        write.decided = True
+        self.queued -= 1
+        self.queued_bytes -= len(write.body) + OVERHEAD
+        self._skip_decided()
+
+    # --- out -------------------------------------------------------------------------------------------------------
+
+    def take(self, most: int, most_in_flight: int, most_bytes: int) -> list[Write]:
+        """The next writes to send, within the window. A write larger than the window goes alone."""
+        taken: list[Write] = []
+        queue = self._writes
+        while len(taken) < most and self._next < len(queue) and self.in_flight < most_in_flight:
+            write = queue[self._next]
+            if not write.decided:
+                size = len(write.body) + OVERHEAD
+                if self.in_flight and self.in_flight_bytes + size > most_bytes:
+                    break
+                self.in_flight += 1
+                self.in_flight_bytes += size
+                taken.append(write)
+            self._next += 1
+        return taken
+
+    def rewind(self) -> None:
+        """Nothing is in flight any more: everything undecided is to be sent, from the oldest on."""
+        self._next = self._first
+        self.in_flight = self.in_flight_bytes = 0
+
+    # --- decided ---------------------------------------------------------------------------------------------------
+
+    @property
+    def floor(self) -> int:
+        """The lowest seq that is not decided: everything below is."""
+        return self._writes[self._first].seq if self._first < len(self._writes) else self.last_seq + 1
+
+    def acknowledged(self, upto: int, most: int) -> list[Write]:
+        """Take up to `most` undecided writes with a seq of at most `upto` off the front."""
+        done: list[Write] = []
+        queue = self._writes
+        while len(done) < most and self._first < min(self._next, len(queue)):
+            write = queue[self._first]
+            if write.seq > upto:
+                break
+            self._decide(write)
+            done.append(write)
+            self._skip_decided()
+        return done
+
+    def find(self, seq: int) -> Write | None:
+        """The undecided write of this number that was sent."""
+        place = bisect_left(self._writes, seq, lo=self._first, key=lambda write: write.seq)
+        if place >= self._next or place >= len(self._writes):
+            return None
+        write = self._writes[place]
+        return write if write.seq == seq and not write.decided else None
+
+    def only_in_flight(self) -> Write | None:
+        """The write in flight, when there is exactly one."""
+        return self._writes[self._first] if self.in_flight == 1 and self._first < self._next else None
+
+    def decide(self, write: Write) -> None:
+        self._decide(write)
+        self._skip_decided()
+
+    def waiting(self) -> list[Write]:
+        """Every undecided write, oldest first."""
+        return [write for write in self._writes[self._first :] if not write.decided]
+
+    def _decide(self, write: Write) -> None:
+        write.decided = True
+        size = len(write.body) + OVERHEAD
+        self.queued -= 1
+        self.queued_bytes -= size
+        if self.in_flight:
+            self.in_flight -= 1
+            self.in_flight_bytes -= size
+
+    def _skip_decided(self) -> None:
+        queue, place = self._writes, self._first
+        while place < len(queue) and queue[place].decided:
+            place += 1
+        self._first = place
+        if place == len(queue):
+            self._forget(place)
+            self._latest.clear()
+        elif place > _TRIM and place * 2 > len(queue):
+            self._forget(place)
+
+    def _forget(self, count: int) -> None:
+        del self._writes[:count]
+        self._first -= count
+        self._next = max(0, self._next - count)
+        self._scanned = max(0, self._scanned - count)

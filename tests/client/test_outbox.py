@@ -1,0 +1,193 @@
+"""The outbox: order, numbers, the window, and merging when it is full."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statesvc_client import writes
+from statesvc_client.adapter_errors import OutboxFull
+from statesvc_client.desk import Desk
+from statesvc_client.options import Options
+from statesvc_client.outbox import OVERHEAD, Outbox
+
+
+def update(id: str = "j", **fields: object) -> writes.Write:
+    return writes.update("job", id, fields, None)
+
+
+def filled(count: int) -> Outbox:
+    outbox = Outbox(1000, 1_000_000)
+    for number in range(count):
+        assert outbox.offer(update(f"j{number}", n=number))
+    return outbox
+
+
+def test_writes_leave_in_the_order_they_were_made_and_are_numbered_so():
+    outbox = filled(5)
+    assert [write.seq for write in outbox.take(10, 100, 10_000)] == [1, 2, 3, 4, 5]
+    assert outbox.take(10, 100, 10_000) == []
+
+
+def test_the_window_bounds_what_is_in_flight():
+    outbox = filled(10)
+    assert len(outbox.take(100, 4, 10_000)) == 4
+    assert outbox.take(100, 4, 10_000) == []
+    outbox.acknowledged(2, 100)
+    assert [write.seq for write in outbox.take(100, 4, 10_000)] == [5, 6]
+
+
+def test_a_write_larger_than_the_window_goes_alone():
+    outbox = Outbox(10, 1_000_000)
+    outbox.offer(update("small", a=1))
+    outbox.offer(update("large", a="x" * 1000))
+    assert len(outbox.take(10, 10, 100)) == 1
+    outbox.acknowledged(1, 10)
+    assert [write.id for write in outbox.take(10, 10, 100)] == ["large"]
+
+
+def test_after_a_lost_connection_everything_undecided_goes_again_from_the_oldest_on():
+    outbox = filled(6)
+    outbox.take(10, 100, 10_000)
+    outbox.acknowledged(2, 100)
+    outbox.rewind()
+    assert outbox.floor == 3
+    assert [write.seq for write in outbox.take(10, 100, 10_000)] == [3, 4, 5, 6]
+
+
+def test_an_acknowledgement_covers_only_what_was_sent():
+    outbox = filled(6)
+    outbox.take(3, 100, 10_000)
+    assert [write.seq for write in outbox.acknowledged(99, 100)] == [1, 2, 3]
+    assert outbox.queued == 3
+
+
+def test_a_write_decided_out_of_turn_does_not_hold_up_or_let_through_others():
+    outbox = filled(4)
+    outbox.take(10, 100, 10_000)
+    third = outbox.find(3)
+    assert third is not None
+    outbox.decide(third)
+    assert outbox.floor == 1
+    outbox.acknowledged(2, 100)
+    assert outbox.floor == 4
+    assert outbox.find(3) is None
+
+
+@given(st.lists(st.sampled_from(["offer", "take", "ack", "rewind"]), max_size=60))
+def test_counts_are_always_those_of_the_undecided_writes(actions):
+    outbox = Outbox(20, 10_000)
+    for action in actions:
+        if action == "offer":
+            outbox.offer(update("j", a=1))
+        elif action == "take":
+            outbox.take(3, 5, 1000)
+        elif action == "ack":
+            outbox.acknowledged(outbox.floor + 1, 5)
+        else:
+            outbox.rewind()
+        waiting = outbox.waiting()
+        assert outbox.queued == len(waiting)
+        assert outbox.queued_bytes == sum(len(write.body) + OVERHEAD for write in waiting)
+        assert 0 <= outbox.in_flight <= outbox.queued
+        assert [write.seq for write in waiting] == sorted(write.seq for write in waiting)
+
+
+# --- when it is full -------------------------------------------------------------------------------------------------
+
+
+def admitted(desk: Desk, write: writes.Write) -> bool:
+    try:
+        desk.admit(write)
+    except OutboxFull:
+        return False
+    return True
+
+
+def test_unsent_updates_of_one_record_are_merged_before_anything_is_refused():
+    desk = Desk(Options(max_records=4, when_full="error"))
+    for number in range(4):
+        desk.admit(writes.update("job", f"j{number % 2}", {}, writes.More(inc={"n": 1}, append={"l": [number]})))
+    assert admitted(desk, update("k", a=1))
+    assert desk.counters().merged >= 1
+    by_id: dict[str, list] = {}
+    for write in desk.outbox.waiting():
+        by_id.setdefault(write.id, []).append(write.more)
+    assert sum(more.inc["n"] for more in by_id["j0"]) == 2
+    assert [value for more in by_id["j0"] for value in more.append["l"]] == [0, 2]
+
+
+def test_what_was_sent_is_never_merged():
+    desk = Desk(Options(max_records=2, when_full="error"))
+    desk.admit(update("j", a=1))
+    desk.outbox.take(10, 10, 10_000)
+    for write in desk.outbox.waiting():
+        write.sent = True
+    desk.admit(update("j", a=2))
+    assert not admitted(desk, update("k", a=1))
+    assert [write.fields for write in desk.outbox.waiting()] == [{"a": 1}, {"a": 2}]
+    assert desk.counters().dropped == 1
+
+
+def test_a_full_outbox_still_takes_the_last_word_about_a_job():
+    desk = Desk(Options(max_records=4, when_full="error"))
+    for number in range(4):
+        desk.admit(writes.create("job", {"uuid": f"j{number}"}))
+    assert not admitted(desk, update("j0", status="RUNNING"))
+    assert admitted(desk, update("j0", status="COMPLETED"))
+    assert not admitted(desk, update("j1", status="COMPLETED")), "the reserve has its bound too"
+
+
+def test_the_bound_on_bytes_holds():
+    desk = Desk(Options(max_bytes=2000, when_full="error"))
+    taken = sum(admitted(desk, writes.create("job", {"uuid": f"j{n}", "x": "y" * 80})) for n in range(100))
+    assert 5 < taken < 12
+    assert desk.counters().queued_bytes <= 2000
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(
+            [
+                {"fields": {"x": 1}},
+                {"fields": {"y": {"z": 2}}},
+                {"fields": {"y": None}},
+                {"fields": {"status": "RUNNING"}},
+                {"fields": {"status": "COMPLETED"}},
+                {"more": {"inc": {"n": 1}}},
+                {"more": {"append": {"l": [7]}}},
+                {"fields": {"n": 5}},
+                {"more": {"set": {"/y/z": 4}}},
+            ]
+        ),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(STEPS, st.integers(1, 6))
+def test_however_writes_are_merged_each_record_ends_the_same_and_passes_the_same_states(steps, room):
+    desk = Desk(Options(max_records=room, when_full="error"))
+    plain: dict[str, dict] = {"a": {"uuid": "a"}, "b": {"uuid": "b"}}
+    states: dict[str, list] = {"a": [], "b": []}
+    for id, change in steps:
+        write = writes.update(
+            "job", id, dict(change.get("fields", {})), writes.More(**change["more"]) if "more" in change else None
+        )
+        expected = writes.changed(plain[id], write)
+        if not admitted(desk, write):
+            continue
+        if expected.get("status") != plain[id].get("status"):
+            states[id].append(expected.get("status"))
+        plain[id] = expected
+    ended: dict[str, dict] = {"a": {"uuid": "a"}, "b": {"uuid": "b"}}
+    passed: dict[str, list] = {"a": [], "b": []}
+    for write in desk.outbox.waiting():
+        after = writes.changed(ended[write.id], write)
+        if after.get("status") != ended[write.id].get("status"):
+            passed[write.id].append(after.get("status"))
+        ended[write.id] = after
+    assert ended == plain
+    assert passed == states

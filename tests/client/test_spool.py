@@ -1,0 +1,251 @@
+"""The spool: what waits comes back, damage is named, nobody else's file is touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from statesvc_client import writes
+from statesvc_client.adapter_errors import OutboxFull, SpoolBusy, SpoolCorrupt, SpoolFailed, SpoolUnsafe
+from statesvc_client.desk import Desk
+from statesvc_client.options import Options
+from statesvc_client.spool import MARK, Spool
+from tests.client.conftest import plain_environment
+
+
+def numbered(seq: int, id: str = "j") -> writes.Write:
+    write = writes.update("job", id, {"n": seq}, None)
+    write.seq = seq
+    return write
+
+
+def spooled(path: Path, *seqs: int) -> Spool:
+    spool = Spool(str(path))
+    assert spool.load().waiting == []
+    spool.begin("client-1", [])
+    for seq in seqs:
+        spool.add(numbered(seq))
+    return spool
+
+
+def reopened(path: Path):
+    spool = Spool(str(path))
+    try:
+        return spool.load()
+    finally:
+        spool.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+def test_what_waits_comes_back_in_order_under_the_same_client(path):
+    spooled(path, 1, 2, 3).close()
+    found = reopened(path)
+    assert found.client == "client-1"
+    assert [(write.seq, write.fields, write.sent) for write in found.waiting] == [
+        (1, {"n": 1}, True), (2, {"n": 2}, True), (3, {"n": 3}, True),
+    ]  # fmt: skip
+    assert found.next_seq > 1000, "numbers that a torn tail may have held are not used again"
+
+
+def test_what_is_decided_does_not_come_back(path):
+    spool = spooled(path, 1, 2, 3, 4)
+    spool.decided_upto(2, [numbered(1), numbered(2)])
+    spool.decided_one(numbered(4))
+    spool.close()
+    assert [write.seq for write in reopened(path).waiting] == [3]
+
+
+def test_a_merged_write_comes_back_once(path):
+    spool = spooled(path, 1, 2)
+    spool.merge(1, 2, writes.update("job", "j", {"n": 2, "m": 1}, None).frame())
+    spool.close()
+    assert [(write.seq, write.fields) for write in reopened(path).waiting] == [(1, {"n": 2, "m": 1})]
+
+
+def test_an_empty_spool_gives_a_new_client(path):
+    spool = spooled(path, 1)
+    spool.decided_upto(1, [numbered(1)])
+    spool.close()
+    assert reopened(path).client is None
+
+
+def test_everything_decided_empties_the_file(path):
+    spool = spooled(path, *range(1, 50))
+    full = path.stat().st_size
+    spool.decided_upto(49, [numbered(seq) for seq in range(1, 50)])
+    assert spool.wants_compaction
+    spool.compact([])
+    assert path.stat().st_size < full / 10
+    spool.add(numbered(50))
+    spool.close()
+    assert [write.seq for write in reopened(path).waiting] == [50]
+
+
+def test_a_rewritten_spool_keeps_what_waits_and_its_lock(path):
+    spool = spooled(path, 1, 2, 3)
+    spool.decided_one(numbered(1))
+    spool.compact([numbered(2), numbered(3)])
+    with pytest.raises(SpoolBusy):
+        Spool(str(path))
+    spool.add(numbered(4))
+    spool.close()
+    assert [write.seq for write in reopened(path).waiting] == [2, 3, 4]
+
+
+def test_the_floor_follows_only_what_is_on_disk(path):
+    spool = spooled(path, 1, 2)
+    spool.decided_upto(1, [numbered(1)])
+    assert spool.durable_floor < 2
+    fd, floor = spool.begin_sync()
+    os.fdatasync(fd)
+    os.close(fd)
+    spool.end_sync(floor)
+    assert spool.durable_floor == 2
+    spool.close()
+
+
+# --- safety ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_private(path):
+    old = os.umask(0)
+    try:
+        spooled(path, 1).close()
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_symlink_is_not_followed(path, tmp_path):
+    target = tmp_path / "elsewhere"
+    target.touch(0o600)
+    path.symlink_to(target)
+    with pytest.raises(SpoolUnsafe):
+        Spool(str(path))
+    assert target.read_bytes() == b""
+
+
+def test_a_file_others_may_read_is_refused(path):
+    path.touch()
+    path.chmod(0o644)
+    with pytest.raises(SpoolUnsafe, match="0644"):
+        Spool(str(path))
+
+
+def test_a_folder_and_a_pipe_are_refused(path, tmp_path):
+    with pytest.raises(SpoolUnsafe):
+        Spool(str(tmp_path))
+    os.mkfifo(path, 0o600)
+    with pytest.raises(SpoolUnsafe):
+        Spool(str(path))
+
+
+def test_two_processes_cannot_share_it(path):
+    spool = spooled(path, 1)
+    script = "import sys\nfrom statesvc_client.spool import Spool\nSpool(sys.argv[1])"
+    other = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        env=plain_environment(), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "SpoolBusy" in other.stderr
+    spool.close()
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_tail_is_cut_off_and_told(path):
+    spooled(path, 1, 2, 3).close()
+    whole = path.read_bytes()
+    last = whole.rindex(MARK)
+    for cut in range(last + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        found = reopened(path)
+        assert [write.seq for write in found.waiting] == [1, 2]
+        assert found.torn_bytes == cut - last
+
+
+def test_every_flipped_byte_is_told_or_harmless(path):
+    """Before the last record a flip is corruption, refused by name; in the last it reads as a torn tail."""
+    spooled(path, 1, 2, 3).close()
+    whole = path.read_bytes()
+    last = whole.rindex(MARK)
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x20
+        path.write_bytes(damaged)
+        if place < last:
+            with pytest.raises(SpoolCorrupt):
+                reopened(path)
+            assert path.read_bytes() == bytes(damaged), "left as it is"
+        else:
+            found = reopened(path)
+            assert [write.seq for write in found.waiting] == [1, 2]
+            assert found.torn_bytes == len(whole) - last
+
+
+def test_a_file_that_is_no_spool_is_left_alone(path):
+    path.touch(0o600)
+    path.write_text("my diary")
+    with pytest.raises(SpoolCorrupt, match="does not begin like a spool"):
+        reopened(path)
+    assert path.read_text() == "my diary"
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_behind_a_spool_make_it_fail_otherwise(tmp_path_factory, tail):
+    path = tmp_path_factory.mktemp("spool") / "spool"
+    spooled(path, 1).close()
+    with path.open("ab") as file:
+        file.write(tail)
+    try:
+        assert [write.seq for write in reopened(path).waiting] == [1]
+    except SpoolCorrupt:
+        pass
+
+
+# --- with the desk ---------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_refuses_the_write_and_nothing_else(path, monkeypatch):
+    desk = Desk(Options(spool=path))
+    desk.open_spool()
+    desk.admit(numbered(0, "before"))
+
+    def no_space(_fd, _data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", no_space)
+    with pytest.raises(SpoolFailed, match="No space"):
+        desk.admit(numbered(0, "refused"))
+    monkeypatch.undo()
+    desk.admit(numbered(0, "after"))
+    assert [write.id for write in desk.outbox.waiting()] == ["before", "after"]
+    assert "refused" not in desk.views["job"]
+    desk.close()
+    assert [write.id for write in reopened(path).waiting] == ["before", "after"]
+
+
+def test_merging_in_a_full_outbox_is_spooled_too(path):
+    desk = Desk(Options(spool=path, max_records=2, when_full="error"))
+    desk.open_spool()
+    for _ in range(5):
+        desk.admit(writes.update("job", "j", {}, writes.More(inc={"n": 1})))
+    desk.admit(writes.update("job", "k", {"a": 1}, None))
+    with pytest.raises(OutboxFull):
+        desk.admit(writes.create("job", {"uuid": "l"}))
+    desk.close()
+    waiting = reopened(path).waiting
+    assert sum(write.more.inc["n"] for write in waiting if write.id == "j" and write.more) == 5
+    assert len(waiting) == 2

@@ -1,0 +1,106 @@
+"""What a call makes of what the agent gave."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from statesvc_client import Job, writes
+from statesvc_client.errors import TooLarge
+
+
+def test_a_frame_carries_the_number_the_floor_and_whether_it_comes_again():
+    write = writes.update("job", "j-1", {"pid": 1}, None)
+    write.seq = 7
+    assert json.loads(write.line(5)) == {
+        "op": "update", "jobId": "j-1", "job": {"pid": 1}, "seq": 7, "floor": 5,
+    }  # fmt: skip
+    write.sent = True
+    assert json.loads(write.line(5))["again"] is True
+
+
+def test_other_kinds_are_spelled_with_kind_id_and_record():
+    write = writes.create("volume", {"id": "v-1", "size": 3})
+    assert json.loads(write.frame()) == {
+        "op": "create", "kind": "volume", "id": "v-1", "record": {"id": "v-1", "size": 3},
+    }  # fmt: skip
+    assert json.loads(writes.delete("volume", "v-1", 3).frame()) == {
+        "op": "delete", "kind": "volume", "id": "v-1", "ifRevision": 3,
+    }  # fmt: skip
+
+
+def test_what_the_caller_changes_afterwards_is_not_sent():
+    labels = {"team": "a"}
+    write = writes.update("job", "j", {"labels": labels}, None)
+    labels["team"] = "b"
+    assert write.fields == {"labels": {"team": "a"}}
+    assert json.loads(write.frame())["job"] == {"labels": {"team": "a"}}
+
+
+def test_times_are_shown_as_the_daemon_will_show_them():
+    write = writes.create("job", {"uuid": "j", "createdAt": datetime(2025, 1, 2, tzinfo=UTC)})
+    assert write.fields["createdAt"] == "2025-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize("value", [float("nan"), [1, float("inf")], {"a": {"b": float("-inf")}}])
+def test_numbers_that_json_cannot_say_are_refused_where_they_are_given(value):
+    with pytest.raises(ValueError, match="JSON has no such number"):
+        writes.update("job", "j", {"x": value}, None)
+
+
+@pytest.mark.parametrize("id", ["", None, 5, b"x"])
+def test_an_id_is_a_string_that_is_not_empty(id):
+    with pytest.raises(ValueError, match="needs an uuid"):
+        writes.update("job", id, {}, None)
+
+
+def test_what_no_frame_can_hold_is_refused_where_it_is_given():
+    with pytest.raises(TooLarge):
+        writes.update("job", "j", {"log": "x" * 11 * 1024 * 1024}, None)
+    with pytest.raises(TooLarge):
+        writes.update("job", "j", {"log": [1] * 200_001}, None)
+
+
+def test_a_job_is_the_fields_that_were_given():
+    job = Job(uuid="j", status="PENDING", command="echo hi", gpuCount=2)
+    assert job.to_dict() == {"uuid": "j", "status": "PENDING", "command": "echo hi", "gpuCount": 2}
+    assert (job.status, job["gpuCount"]) == ("PENDING", 2)
+    assert "secret" not in repr(Job("j", secretEnvironment={"KEY": "secret"}))
+    assert writes.create("job", job).fields == job.to_dict()
+
+
+def test_states_are_shown_in_the_daemons_spelling():
+    assert writes.update("job", "j", {"status": "cancelled"}, None).fields == {"status": "CANCELED"}
+    assert writes.update("job", "j", {"status": ""}, None).fields == {}
+    assert writes.update("operation", "o", {"status": "running"}, None).fields == {"status": "running"}
+
+
+def test_managed_fields_are_not_shown_as_if_a_client_could_write_them():
+    assert writes.update("job", "j", {"revision": 9, "createdAt": "x", "a": 1}, None).fields == {"a": 1}
+
+
+def test_mistaking_a_parameter_for_a_field_is_told():
+    with pytest.raises(TypeError, match="a field of that name goes into the patch"):
+        writes.checked_more(None, 5, None, None, upsert=False)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a list"):
+        writes.checked_more(None, None, {"l": "text"}, None, upsert=False)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        writes.create("job", {"uuid": "j", "a": [1, {"b": None}]}),
+        writes.update("job", "j", {"a": None}, writes.More(inc={"n": 1}, upsert=True)),
+        writes.update("volume", "v", {"size": 1}, None),
+        writes.delete("job", "j", 4),
+    ],
+    ids=lambda write: f"{write.op} {write.kind}",
+)
+def test_a_write_comes_back_from_its_frame(write):
+    again = writes.restored(write.frame(), 12)
+    assert (again.op, again.kind, again.id, again.fields, again.more) == (
+        write.op, write.kind, write.id, write.fields, write.more,
+    )  # fmt: skip
+    assert (again.seq, again.sent, again.frame()) == (12, True, write.frame())
