@@ -1,6 +1,6 @@
 """The core: one store's life on one event loop. Both faces, asyncio and blocking, are thin wrappers around it.
 
-Owns start, flush, call, warming, close and what a fork leaves behind. Must not know whose loop it runs on.
+Owns start, flush, call, close and what a fork leaves behind. Must not know whose loop it runs on.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from . import calls
 from .adapter_errors import Closed, FlushTimeout, OutboxFull
-from .cache import Read
 from .calls import Calls
 from .desk import Counters, Desk
 from .errors import NotFound, StateError, Unavailable
+from .learning import Learner, target
 from .link import Events, Link
 from .options import Options, RejectedCallback
 from .process import Daemon
@@ -35,9 +34,6 @@ SOCKET_PATH_BYTES = 107
 
 SPOOL_SYNC_SECONDS = 0.2
 """How far the numbers the daemon may forget lag behind, with a spool: one sync of the file in this time."""
-
-FETCH_SECONDS = 0.1
-"""Between two tries to read a record that own writes keep touching."""
 
 
 class CloseReport(Struct, frozen=True):
@@ -86,8 +82,7 @@ class Core:
         self._rooms: list[asyncio.Future[None]] = []
         self._connected = False
         self._syncing = False
-        self._fetching = False
-        self._warming: asyncio.Task[None] | None = None
+        self._learner = Learner(self.desk, self.options, self.call, self._spawn_task)
 
     @property
     def is_connected(self) -> bool:
@@ -135,7 +130,7 @@ class Core:
             self.attach()
             await self._until_serving()
             if self.options.warm and self._connected:
-                await self._until_warm()
+                await self._learner.until_warm()
         except BaseException:
             await self._tear_down()
             raise
@@ -215,21 +210,13 @@ class Core:
         before, self.epoch = self.epoch, welcome.epoch
         if before is not None and welcome.epoch is not None and before != welcome.epoch:
             self._on_new_epoch(before, welcome.epoch)
-        elif self.options.warm and self._warming is None:
-            self._warming = self._spawn_task(self._warm())
-        self._fetch_wanted()
+        self._learner.connected()
         self._ready.set()
 
     def _on_new_epoch(self, before: str, now: str) -> None:
-        """State the daemon had acknowledged may be lost: what the cache holds has to be read anew."""
         log.warning("the daemon's state has a new epoch (%s, was %s): acknowledged writes may be lost", now, before)
         self.desk.tally.epochs += 1
-        for cache in self.desk.caches.values():
-            cache.complete = False
-        if self.options.warm:
-            if self._warming is not None:
-                self._warming.cancel()
-            self._warming = self._spawn_task(self._warm(forced=True))
+        self._learner.start_over()
         if self.options.on_epoch is not None:
             self._safely(self.options.on_epoch, before, now)
 
@@ -237,7 +224,7 @@ class Core:
         log.warning("%s of %s %s was rejected: %s (%s)", write.op, write.kind, write.id, error, error.outcome)
         for callback in self.on_rejected:
             self._safely(callback, write, error)
-        self._fetch_wanted()
+        self._learner.fetch_wanted()
 
     def _safely(self, callback: Callable[..., object], *arguments: Any) -> None:
         try:
@@ -336,109 +323,16 @@ class Core:
             reply = await self._calls.ask(message, deadline)
             if reply.get("duplicate"):
                 self.desk.tally.duplicates += 1
-            self.desk.with_lock(lambda: self._learn(op, message, reply, read))
+            self.desk.with_lock(lambda: self._learner.learn(op, message, reply, read))
         except NotFound:
-            self.desk.with_lock(lambda: cache.learn_absent(_target(message), read) if op == "get" else None)
+            self.desk.with_lock(lambda: cache.learn_absent(target(message), read) if op == "get" else None)
             raise
         finally:
             self.desk.with_lock(lambda: cache.end_read(read))
         return reply
 
-    def _learn(self, op: str, message: dict[str, Any], reply: dict[str, Any], read: Read) -> None:
-        """What an answer says about records, the cache takes in."""
-        kind = message.get("kind", "job")
-        cache = self.desk.caches[kind]
-        if op == "get":
-            cache.learn(reply.get("job", reply.get("record")) or {}, read)
-        elif op == "list":
-            records = reply.setdefault("jobs" if kind == "job" else "records", [])
-            for record in records:
-                cache.learn(record, read)
-        elif op == "delete":
-            cache.learn_absent(_target(message), read)
-        elif op in ("create", "update", "sync"):
-            # Answers to writes leave secrets out, or the records altogether: what was written is asked for.
-            cache.wanted |= dict.fromkeys(_written(message, cache.id_field))
-            asyncio.get_running_loop().call_soon(self._fetch_wanted)
-
     async def fetch(self, id: str, kind: str, timeout: float | None) -> dict[str, Any] | None:
-        try:
-            reply = await self.call("get", {"jobId": id} if kind == "job" else {"kind": kind, "id": id}, timeout)
-        except NotFound:
-            return None
-        record: dict[str, Any] = reply["job" if kind == "job" else "record"]
-        return record
-
-    # --- the cache -------------------------------------------------------------------------------------------------
-
-    def _fetch_wanted(self) -> None:
-        if not self._fetching and self._calls is not None and any(c.wanted for c in self.desk.caches.values()):
-            self._fetching = True
-            self._spawn_task(self._fetch_all_wanted())
-
-    async def _fetch_all_wanted(self) -> None:
-        """Ask for records whose true state is not known; what cannot be asked now is asked after reconnecting."""
-        try:
-            while wanted := self.desk.wanted():
-                for kind, ids in wanted.items():
-                    for start in range(0, len(ids), self.options.page_records):
-                        await self._fetch_page(kind, ids[start : start + self.options.page_records])
-                # What own writes touched meanwhile is still wanted; it may be a busy record.
-                await asyncio.sleep(FETCH_SECONDS if self.desk.wanted() else 0)
-        except (StateError, Closed) as problem:
-            log.debug("records were not read anew: %s", problem)
-        finally:
-            self._fetching = False
-
-    async def _fetch_page(self, kind: str, ids: list[str]) -> None:
-        cache = self.desk.caches[kind]
-        read = self.desk.with_lock(cache.begin_read)
-        try:
-            reply = await self.call("list", {"kind": kind, "filter": {"ids": ids}}, None)
-            found = {record.get(cache.id_field) for record in reply["jobs" if kind == "job" else "records"]}
-            if not reply.get("truncated"):
-                for id in [id for id in ids if id not in found]:
-                    self.desk.with_lock(partial(cache.learn_absent, id, read))
-        finally:
-            self.desk.with_lock(partial(cache.end_read, read))
-
-    async def _until_warm(self) -> None:
-        if self._warming is not None:
-            await asyncio.wait([self._warming], timeout=self.options.connect_seconds)
-            if not self._warming.done():
-                log.warning("the cache is still being warmed; until then get() may raise NotCached")
-
-    async def _warm(self, *, forced: bool = False) -> None:
-        for kind in self.options.kinds:
-            while True:
-                try:
-                    await self._warm_kind(kind, forced=forced)
-                    break
-                except StateError as problem:
-                    log.warning("the cache could not be warmed yet: %s", problem)
-                    await asyncio.sleep(self.options.backoff_cap)
-
-    async def _warm_kind(self, kind: str, *, forced: bool) -> None:
-        """Read every record within the scope, page by page, as far as the cache can hold them."""
-        cache = self.desk.caches[kind]
-        read = self.desk.with_lock(cache.begin_read)
-        seen: set[str] = set()
-        fields: dict[str, Any] = {"kind": kind, "limit": self.options.page_records}
-        if self.options.cache_filter is not None:
-            fields["filter"] = self.options.cache_filter
-        try:
-            while True:
-                reply = await self.call("list", fields, None)
-                records = reply["jobs" if kind == "job" else "records"]
-                self.desk.with_lock(partial(_take_page, cache, records, read, seen, forced))
-                fields["cursor"] = reply.get("nextCursor")
-                if not fields["cursor"] or len(seen) >= cache.most:
-                    break
-            complete = not fields["cursor"] and self.options.cache_filter is None and len(seen) <= cache.most
-            self.desk.with_lock(lambda: cache.learn_all(seen, read, complete=complete))
-            self._fetch_wanted()
-        finally:
-            self.desk.with_lock(lambda: cache.end_read(read))
+        return await self._learner.fetch(id, kind, timeout)
 
     # --- close -----------------------------------------------------------------------------------------------------
 
@@ -503,23 +397,6 @@ class Core:
         self.desk.start_over_in_child()
         self._reset()
         self.on_fork()
-
-
-def _target(message: dict[str, Any]) -> str:
-    return str(message.get("jobId") or message.get("id") or "")
-
-
-def _written(message: dict[str, Any], id_field: str) -> list[str]:
-    """The ids of the records a call wrote."""
-    records = message.get("jobs") or message.get("records") or [message.get("job") or message.get("record") or {}]
-    ids = [_target(message), *(record.get(id_field) for record in records if isinstance(record, dict))]
-    return [id for id in ids if isinstance(id, str) and id]
-
-
-def _take_page(cache: Any, records: list[dict[str, Any]], read: Read, seen: set[str], forced: bool) -> None:
-    for record in records:
-        seen.add(str(record.get(cache.id_field)))
-        cache.learn(record, read, forced=forced)
 
 
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()
