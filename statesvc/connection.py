@@ -45,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._splitter = LineSplitter(bounds.frame_bytes)
         self._frames: deque[bytes] = deque()
         self._line: deque[Answer] = deque()
+        self._line_bytes = 0
         self._last_batch: Batch | None = None
         self._task: asyncio.Task[None] | None = None
         self._turn_planned = False
@@ -106,11 +107,12 @@ class Connection(asyncio.Protocol):
     # --- frames in -------------------------------------------------------------------------------------------------
 
     def _answer_frames(self) -> None:
-        """Answer what has arrived, as far as the bounds allow, then send what can be sent."""
+        """Send what can be sent, which makes room; answer what has arrived, as far as there is; send that."""
+        # First also because a write whose commit failed holds back the frames behind it: it is noted by sending it.
+        self._send()
         turn = TURN
         while self._frames and self._task is None and self._may_go_on():
             if turn == 0:
-                self._plan_turn()
                 break
             turn -= 1
             answer = self._dispatcher.answer(self._frames.popleft(), self._session)
@@ -121,6 +123,8 @@ class Connection(asyncio.Protocol):
         if self._splitter.too_large and not self._frames and self._task is None and self._may_go_on():
             self._enqueue(self._too_large())
         self._send()
+        if self._frames and self._task is None and self._may_go_on():
+            self._plan_turn()
         self._regulate_reading()
 
     def _may_go_on(self) -> bool:
@@ -129,6 +133,7 @@ class Connection(asyncio.Protocol):
             and not self._discarding
             and not self._is_last()
             and len(self._line) < self._bounds.requests_in_flight
+            and self._line_bytes < self._bounds.output_bytes
         )
 
     def _is_last(self) -> bool:
@@ -168,6 +173,7 @@ class Connection(asyncio.Protocol):
 
     def _enqueue(self, answer: Answer) -> None:
         self._line.append(answer)
+        self._line_bytes += len(answer.line) + answer.weight
         batch = answer.after
         if batch is not None and not batch.settled and batch is not self._last_batch:
             self._last_batch = batch
@@ -180,6 +186,7 @@ class Connection(asyncio.Protocol):
         line = self._line
         while line and (line[0].after is None or line[0].after.settled):
             answer = line.popleft()
+            self._line_bytes -= len(answer.line) + answer.weight
             batch = answer.after
             if batch is not None and batch.failure is not None:
                 answer = self._dispatcher.failure(answer.request, self._session, batch.failure)

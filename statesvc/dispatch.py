@@ -17,8 +17,10 @@ from statesvc_client.wire import Limits, Malformed, Rejected, Reply, Request
 
 from . import logs
 from .store.batches import Batch
+from .store.listing import Paging, list_records
 from .store.records import without_secrets
 from .store.store import Decided, PointWrite, Store
+from .store.syncing import sync
 from .store.writes import Caller
 
 log = logs.get(__name__)
@@ -34,6 +36,8 @@ class Answer(NamedTuple):
     """A write of an `ack: last` client that succeeded: the next acknowledgement covers it."""
     final: bool = False
     """Nothing more is read from this connection."""
+    weight: int = 0
+    """Bytes it holds in memory besides its line: the record that a silent answer is about."""
 
 
 class Peerage(Protocol):
@@ -59,12 +63,13 @@ class Session:
     def admit(self, request: wire.Write) -> bool:
         """Let a numbered write pass in order. Returns whether its seq has passed here before, unannounced."""
         seq = request.seq
+        if self.stopped_at is not None:
+            if seq is None or seq > self.stopped_at:
+                raise Unavailable(f"write {self.stopped_at} failed and must be sent again before any later one")
+            if seq == self.stopped_at:
+                self.stopped_at = None
         if seq is None or not self.caller.client:
             return False
-        if self.stopped_at is not None:
-            if seq > self.stopped_at:
-                raise Unavailable(f"write {self.stopped_at} failed and must be sent again before write {seq}")
-            self.stopped_at = None
         replayed = seq <= self.last_seq and not request.again
         self.last_seq = max(self.last_seq, seq)
         return replayed
@@ -85,9 +90,12 @@ Handler = Callable[[Any, Session], Answer | Awaitable[Answer]]
 class Dispatcher:
     """Answers frames from one store."""
 
-    def __init__(self, store: Store, limits: Limits, ready: Callable[[], Awaitable[None] | None]) -> None:
+    def __init__(
+        self, store: Store, limits: Limits, paging: Paging, ready: Callable[[], Awaitable[None] | None]
+    ) -> None:
         self._store = store
         self._limits = limits
+        self._paging = paging
         self._ready = ready
         self._sessions: dict[str, Session] = {}
         immediate = store.engine.immediate
@@ -106,7 +114,7 @@ class Dispatcher:
         try:
             request = wire.decode_request(frame, self._limits)
         except Malformed as bad:
-            line = wire.encode_line(_failure(bad.op, bad.request_id, bad.error, None))
+            line = wire.encode_line(_failure(bad.op, bad.request_id, bad.error, bad.seq))
             return Answer(line, final=bad.error.code == "too_large")
         if type(request) is wire.Ping:
             return Answer(wire.encode_line(Reply(request_id=request.request_id, success=True)))
@@ -156,13 +164,14 @@ class Dispatcher:
             raise BadRequest(f"protocol {request.protocol} is not spoken here; known: {wire.PROTOCOL}")
         if request.client is not None and not 1 <= len(request.client) <= self._limits.id_chars:
             raise BadRequest(f"client must have 1 to {self._limits.id_chars} characters")
+        self.forget(session)
         older = self._sessions.get(request.client or "")
         session.caller = Caller(said_hello=True, client=request.client or "")
         session.ack_last = request.ack == "last"
         session.last_seq, session.stopped_at = 0, None
         if request.client:
             self._sessions[request.client] = session
-        if older is None or older is session:
+        if older is None:
             return self._welcome(request)
         return self._after(older.connection.end(), request)
 
@@ -186,7 +195,7 @@ class Dispatcher:
         return Answer(wire.encode_line(reply), request=request)
 
     def forget(self, session: Session) -> None:
-        """The connection of this session is gone."""
+        """The connection of this session is gone, or takes another name."""
         if self._sessions.get(session.caller.client) is session:
             del self._sessions[session.caller.client]
 
@@ -202,7 +211,8 @@ class Dispatcher:
         if decided.refused is not None:
             return self.failure(request, session, decided.refused)._replace(after=decided.after)
         if session.ack_last and request.seq is not None:
-            return Answer(b"", decided.after, request, silent=True)
+            weight = 0 if decided.row is None else len(decided.row.body)
+            return Answer(b"", decided.after, request, silent=True, weight=weight)
         reply = Reply(request_id=request.request_id, success=True)
         if decided.duplicate_of is not None:
             reply.duplicate, reply.revision = True, decided.duplicate_of
@@ -217,13 +227,14 @@ class Dispatcher:
         return _found(request, await self._store.get(request))
 
     async def _list(self, request: wire.List, session: Session) -> Answer:
-        page = await self._store.list(request, session.caller)
+        page = await list_records(self._store, request, session.caller, self._paging)
         reply = Reply(
             request_id=request.request_id,
             success=True,
             next_cursor=page.next_cursor,
             as_of=page.as_of,
             truncated=page.truncated,
+            total=page.total,
         )
         # Joblet's agents expect an empty list to be left out; everybody else reads the same from either.
         if page.rows or session.caller.said_hello:
@@ -233,7 +244,7 @@ class Dispatcher:
 
     async def _sync(self, request: wire.Sync, session: Session) -> Answer:
         session.admit(request)
-        report = await self._store.sync(request, session.caller)
+        report = await sync(self._store, request, session.caller)
         if session.ack_last and request.seq is not None and not report.rejected:
             return Answer(b"", None, request, silent=True)
         reply = Reply(

@@ -10,12 +10,12 @@ case, an alias, an unknown key, a mistake) goes the slow way, which forgives spe
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from .errors import BadJson, BadRequest, Outcome, StateError, TooLarge, UnknownOp
+from .errors import BadJson, BadRequest, Outcome, RequestFault, StateError, TooLarge, UnknownOp
 
 PROTOCOL = 1
 """The protocol this package speaks."""
@@ -137,7 +137,7 @@ class Get(Request, tag="get"):
 
 class List(Request, tag="list"):
     purpose = "Read records by filter, a page at a time."
-    reply_fields = ("jobs", "nextCursor", "asOf", "truncated")
+    reply_fields = ("jobs", "nextCursor", "asOf", "truncated", "total")
     codes = ("bad_request",)
 
     filter: Fields | None = None
@@ -145,6 +145,7 @@ class List(Request, tag="list"):
     sort_desc: bool | None = None
     limit: int | None = None
     cursor: str | None = None
+    count: bool = False
 
 
 class Scope(Struct, rename="camel", forbid_unknown_fields=True):
@@ -203,6 +204,7 @@ class Reply(Struct, rename="camel", omit_defaults=True, kw_only=True):
     next_cursor: str | None = None
     as_of: str | None = None
     truncated: bool = False
+    total: int | None = None
     applied: int | None = None
     unchanged: int | None = None
     rejected: list[Rejected] | None = None
@@ -251,11 +253,18 @@ def decode_reply(line: bytes) -> Received:
 class Malformed(Exception):
     """A frame that is no request: the error to answer with, and what could still be read of the envelope."""
 
-    def __init__(self, error: StateError, request_id: RequestId = "", op: str = "") -> None:
+    def __init__(self, error: StateError, envelope: Fields | None = None) -> None:
         super().__init__(error.text)
         self.error = error
-        self.request_id = request_id
-        self.op = op
+        given = envelope or {}
+        request_id, op, seq = given.get("requestId"), given.get("op"), given.get("seq")
+        self.request_id: RequestId = request_id if _is_request_id(request_id) else ""
+        self.op = op if isinstance(op, str) else ""
+        self.seq = seq if type(seq) is int else None
+
+
+def _is_request_id(value: Any) -> TypeGuard[RequestId]:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
 def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
@@ -272,23 +281,29 @@ def _decode_forgiving(frame: bytes) -> AnyRequest:
     """The slow way: spelling forgiven, mistakes named."""
     given = _decode_object(frame)
     envelope = {_envelope_key(key): part for key, part in given.items()}
-    request_id = envelope.get("requestId", "")
-    if not isinstance(request_id, (str, int)) or isinstance(request_id, bool):
-        raise Malformed(BadRequest("requestId must be a string or an integer"))
+    try:
+        return _read(given, envelope)
+    except RequestFault as error:
+        raise Malformed(error, envelope) from None
+
+
+def _read(given: Fields, envelope: Fields) -> AnyRequest:
     op = envelope.get("op", "")
     if not isinstance(op, str):
-        raise Malformed(BadRequest("op must be a string"), request_id)
+        raise BadRequest("op must be a string")
     cls = OPS.get(op)
     if cls is None:
-        raise Malformed(UnknownOp(f"unknown operation: {printable(op)}"), request_id, op)
+        raise UnknownOp(f"unknown operation: {printable(op)}")
+    if not _is_request_id(envelope.get("requestId", "")):
+        raise BadRequest("requestId must be a string or an integer")
     for key, part in given.items():
         if envelope[_envelope_key(key)] != part:
-            raise Malformed(BadRequest(f"{_envelope_key(key)} is given twice, in two spellings"), request_id, op)
+            raise BadRequest(f"{_envelope_key(key)} is given twice, in two spellings")
     known = {key: value for key, value in envelope.items() if key in _KEYS_OF[op]}
     try:
         return cast(AnyRequest, msgspec.convert(known, cls))
     except msgspec.ValidationError as problem:
-        raise Malformed(BadRequest(str(problem)), request_id, op) from None
+        raise BadRequest(str(problem)) from None
 
 
 def _decode_object(frame: bytes) -> Fields:

@@ -85,6 +85,9 @@ class MemoryEngine(Engine):
         places = index.walk(query)
         return [self._rows[query.kind, place[-1]] for place in islice(places, query.limit)]
 
+    async def count(self, query: Query) -> int:
+        return sum(1 for _ in self._index_of(index_name(query)).walk(query))
+
     def _index_of(self, name: IndexName) -> Index:
         index = self._indexes.get(name)
         if index is None:

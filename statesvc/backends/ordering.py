@@ -81,8 +81,9 @@ def _ends(query: Query) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]
     high: tuple[Any, ...] | None = None if query.high is None else (query.high,)
     if query.after is not None:
         place = (query.after.id,) if query.missing else tuple(query.after)
+        # A place beyond a bound does not widen it.
         if query.descending:
-            high = place
+            high = place if high is None else min(high, place)
         else:
-            low = place
+            low = place if low is None else max(low, place)
     return low, high

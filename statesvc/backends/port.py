@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 Key = tuple[str, str]
 """Kind and id of a record."""
@@ -79,6 +80,9 @@ class Write(NamedTuple):
 
 Unit = tuple[Write, ...]
 """Writes that happen together or not at all."""
+
+UNIT_WRITES = 100
+"""Writes a unit may hold: what the narrowest engine takes in one transaction. The rules never make a larger one."""
 
 Result = Literal["applied", "conflict", "unknown"]
 
@@ -168,9 +172,25 @@ class Engine(ABC):
     async def query(self, query: Query) -> list[Row]:
         """Living rows in the order asked for, at most `limit`. Fewer than `limit` means the walk is over."""
 
+    async def count(self, query: Query) -> int:
+        """How many rows the whole walk would yield. Engines that can count without fetching do it their way."""
+        total, rows = 0, await self.query(query)
+        while len(rows) == query.limit:
+            total += len(rows)
+            last = rows[-1]
+            key = last.id if query.sort == "id" else getattr(last.keys, query.sort)
+            query = replace(query, after=Place(None if query.missing else key, last.id))
+            rows = await self.query(query)
+        return total + len(rows)
+
     @abstractmethod
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
-        """Apply units, each wholly or not at all, each on its own; they are then as safe as `durability` says."""
+        """Apply units, each wholly or not at all, each on its own; they are then as safe as `durability` says.
+
+        Units of one batch that share a record are applied in their order, so that one may build on the one before.
+        `conflict` means that nothing of the unit is stored; `unknown` that a read has to tell. A unit of more than
+        `UNIT_WRITES` may be refused with `BadRequest`, and then nothing of the batch is stored.
+        """
 
     @abstractmethod
     async def position(self) -> int:

@@ -59,10 +59,13 @@ def _announce(settings: Settings) -> None:
 
 def _run(settings: Settings, parent_fd: int | None, announce: Callable[[Settings], None] | None) -> int:
     from statesvc import logs
+    from statesvc.process.errors import PathFailure
     from statesvc.server import run
 
     try:
         return run(settings, parent_fd=parent_fd, announce=announce)
+    except OSError as failed:
+        raise PathFailure(failed) from failed
     finally:
         # A start that failed early leaves lines that nobody has written yet.
         if not logs.is_configured():

@@ -4,6 +4,7 @@ Each error owns its exit code. Nothing here knows who catches it or how it is pr
 
     ProcessError
     ├── UnsafePath         73  a path that is not ours to use; it is left as it was
+    ├── PathFailure        74  the operating system fails on a path that would be ours
     ├── AlreadyRunning     75  another instance holds it; the other one never notices
     └── BadInheritance     78  what was inherited (descriptors, variables) is not what was promised
 """
@@ -27,6 +28,16 @@ class UnsafePath(ProcessError):
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
         self.path = path
+
+
+class PathFailure(ProcessError):
+    """A disk that is full or broken, a limit that is reached: the path is right, using it failed."""
+
+    exit_code = 74
+
+    def __init__(self, error: OSError) -> None:
+        where = f"{error.filename}: " if error.filename else ""
+        super().__init__(f"{where}{error.strerror or error}")
 
 
 class AlreadyRunning(ProcessError):

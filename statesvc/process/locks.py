@@ -141,5 +141,10 @@ def _read_pid(fd: int) -> int | None:
 
 def _write_pid(fd: int) -> None:
     text = f"{os.getpid()}\n".encode()
-    os.pwrite(fd, text, 0)
-    os.ftruncate(fd, len(text))
+    os.ftruncate(fd, 0)
+    try:
+        os.pwrite(fd, text, 0)
+    except OSError as error:
+        # The pid is a courtesy to whoever comes second; a full disk must not keep the lock from us.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise

@@ -29,6 +29,9 @@ class Batch:
 
     def settle(self, results: list[Result], failure: StateError | None) -> None:
         self.results, self.failure, self.settled = results, failure, True
+
+    def tell(self) -> None:
+        """Let those who wait go on."""
         listeners, self.listeners = self.listeners, []
         for listener in listeners:
             listener()
@@ -104,6 +107,7 @@ class GroupCommit:
                 if pending is not None and pending[1] is batch:
                     del self._pending[write.row.key]
         batch.settle(results, None)
+        batch.tell()
 
     def _fail(self, batch: Batch, failure: StateError) -> None:
         """Everything decided on the failed batch fails with it: what is filling was, so it goes too."""
@@ -113,6 +117,9 @@ class GroupCommit:
         self._on_failure(failure)
         batch.settle([], failure)
         follower.settle([], _follows(failure))
+        # Both have failed before anyone hears of it: whoever goes on now must not decide on either.
+        batch.tell()
+        follower.tell()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

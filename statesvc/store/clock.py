@@ -33,13 +33,20 @@ class Clock:
 
 
 class Stamper:
-    """Writes nanoseconds as text; the part down to the second is made once a second."""
+    """Writes nanoseconds as text; the part down to the second is made once a second, the same time only once."""
 
     def __init__(self) -> None:
+        self._at = -1
+        self._text = ""
         self._second = -1
         self._prefix = ""
 
     def text(self, at: int) -> str:
+        if at != self._at:
+            self._at, self._text = at, self._written(at)
+        return self._text
+
+    def _written(self, at: int) -> str:
         second, nanos = divmod(at, SECOND)
         if second != self._second:
             self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))

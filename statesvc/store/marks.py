@@ -12,22 +12,53 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from statesvc_client.errors import Conflict, Internal
+from statesvc_client.errors import Conflict
 from statesvc_client.wire import Write as WriteRequest
 
 from .clock import SECOND
 
+MOST_RUNS = 4096
+"""Runs kept of one client: more than it may have in flight, so only a client that never moves its floor gets there."""
+
+
+class Run(Struct, array_like=True, gc=False):
+    """Writes in a row that made revisions in a row: a busy record costs one entry, not hundreds."""
+
+    seq: int
+    revision: int
+    count: int = 1
+
 
 class ClientMarks(Struct, array_like=True, gc=False):
-    """One client's writes to one record: when the last one came, and the revision each seq made."""
+    """One client's writes to one record, oldest first, and when the last one came."""
 
     client: str
     at: int
-    made: dict[int, int]
+    runs: list[Run]
+
+    @property
+    def highest(self) -> int:
+        return self.runs[-1].seq + self.runs[-1].count - 1
+
+    def revision_of(self, seq: int) -> int | None:
+        for run in reversed(self.runs):
+            if run.seq <= seq:
+                return run.revision + seq - run.seq if seq < run.seq + run.count else None
+        return None
+
+    def add(self, seq: int, revision: int, floor: int) -> None:
+        """Note a write, always the highest so far, and forget what lies below the floor."""
+        last = self.runs[-1]
+        if (seq, revision) == (last.seq + last.count, last.revision + last.count):
+            last.count += 1
+        else:
+            self.runs.append(Run(seq, revision))
+        if self.runs[0].seq + self.runs[0].count <= floor:
+            self.runs = [run for run in self.runs if run.seq + run.count > floor]
 
 
 class Marks(Struct, array_like=True):
-    """All marks of a record, oldest client first, and when the newest mark that was pushed out had been made."""
+    """All marks of a record, the client that wrote last at the end; and when the newest mark pushed out was made."""
 
     clients: list[ClientMarks] = []
     pushed_out: int = 0
@@ -38,6 +69,13 @@ class Marks(Struct, array_like=True):
                 return marks
         return None
 
+    def push_out(self, most_clients: int) -> None:
+        while len(self.clients) > most_clients:
+            self.pushed_out = max(self.pushed_out, self.clients.pop(0).at)
+        if len(self.clients[-1].runs) > MOST_RUNS:
+            self.pushed_out = self.clients[-1].at
+            del self.clients[-1].runs[0]
+
 
 _decoder = msgspec.msgpack.Decoder(Marks)
 _encoder = msgspec.msgpack.Encoder()
@@ -46,23 +84,26 @@ _encoder = msgspec.msgpack.Encoder()
 def earlier_answer(stored: bytes, client: str, request: WriteRequest, window_start: int) -> int | None:
     """The revision this write made when it was taken before, or None when it is to be decided now.
 
-    Raises `Conflict` when it was refused before, and `Internal` with outcome `unknown` when the marks that would know
-    are gone.
+    Raises `Conflict`: not applied when it was refused before, outcome unknown when the marks that would know are gone.
     """
     if request.seq is None or not stored:
         return None
     marks = _decoder.decode(stored)
     mine = marks.of(client)
-    if mine is not None:
-        if request.seq in mine.made:
-            return mine.made[request.seq]
-        if request.seq < max(mine.made):
-            raise Conflict(f"write {request.seq} was refused when it first came; a later one is already applied")
-    elif request.again and marks.pushed_out >= window_start > 0:
-        raise Internal(
-            f"the record no longer knows whether write {request.seq} was applied: too many clients wrote to it since",
+    made = None if mine is None else mine.revision_of(request.seq)
+    if made is not None:
+        return made
+    passed = mine is not None and request.seq < mine.highest
+    # Marks of this client may be among those pushed out, also where it has written again since.
+    lost = passed or (mine is None and request.again)
+    if lost and marks.pushed_out >= window_start:
+        # A refusal, not a fault of the service: sending the write once more would not tell more.
+        raise Conflict(
+            f"the record no longer knows whether write {request.seq} was applied: too many others came since",
             outcome="unknown",
         )
+    if passed:
+        raise Conflict(f"write {request.seq} was refused when it first came; a later one is already applied")
     return None
 
 
@@ -72,13 +113,15 @@ def with_write(stored: bytes, client: str, request: WriteRequest, revision: int,
         return stored
     marks = _decoder.decode(stored) if stored else Marks([])
     mine = marks.of(client)
-    made = {request.seq: revision}
-    if mine is not None:
+    if mine is None:
+        mine = ClientMarks(client, now, [Run(request.seq, revision)])
+    else:
         marks.clients.remove(mine)
-        made = {seq: rev for seq, rev in mine.made.items() if seq >= request.floor} | made
-    marks.clients.append(ClientMarks(client, now, made))
-    while len(marks.clients) > most:
-        marks.pushed_out = max(marks.pushed_out, marks.clients.pop(0).at)
+        mine.at = now
+        # A floor above the write itself would forget it; the client that sent it cannot have meant that.
+        mine.add(request.seq, revision, min(request.floor, request.seq))
+    marks.clients.append(mine)
+    marks.push_out(most)
     return _encoder.encode(marks)
 
 

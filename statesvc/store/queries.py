@@ -257,6 +257,8 @@ class Plan(NamedTuple):
     order: Order
     walks: list[Query]
     tests: list[Test]
+    exact: bool
+    """The walks yield nothing that would fail a test."""
 
 
 _STEP = 256
@@ -272,7 +274,18 @@ def plan(given: Filter, kind: Kind, order: Order, among: frozenset[str] | None =
     base = Query(kind=kind.name, sort=order.sort, descending=order.descending, limit=_STEP, low=low, high=high)
     terms = _terms(given, kind, statuses) if order.sort == "created" else None
     walks = [base] if terms is None else [msgspec.structs.replace(base, term=term) for term in terms]
-    return Plan(kind, order, walks, tests(given, kind, statuses))
+    return Plan(kind, order, walks, tests(given, kind, statuses), _is_exact(given, walks[0] if walks else base))
+
+
+_DECIDED_BY = {"status": {"status", "statuses"}, "node": {"node_id"}, "owner": {"owner"}}
+"""The filters a walk along a term's index settles."""
+
+_NO_FILTERS = {"limit", "sort_by", "sort_desc"}
+
+
+def _is_exact(given: Filter, walk: Query) -> bool:
+    asked = {name for name in Filter.__struct_fields__ if getattr(given, name)} - _NO_FILTERS
+    return asked <= (_DECIDED_BY.get(walk.term[0], set()) if walk.term else set())
 
 
 def _terms(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> list[tuple[str, str]] | None:

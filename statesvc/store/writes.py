@@ -90,8 +90,11 @@ def _born(request: WriteRequest, fields: Fields, subject: Subject, caller: Calle
 
 
 def _birth_times(kind: Kind, fields: Fields, status: str | None, moment: Moment) -> Times:
-    given = {name: clock.parse(fields[name], name) for name in GIVEN_AT_BIRTH if clock.given(fields.get(name))}
-    times = Times(given.get("createdAt", moment.now), moment.now, given.get("startedAt"), given.get("completedAt"))
+    times = Times(moment.now, moment.now)
+    if not fields.keys().isdisjoint(GIVEN_AT_BIRTH):
+        given = {name: clock.parse(fields[name], name) for name in GIVEN_AT_BIRTH if clock.given(fields.get(name))}
+        times.created = given.get("createdAt", moment.now)
+        times.started, times.completed = given.get("startedAt"), given.get("completedAt")
     _enter(kind, status, fields, times, moment)
     return times
 

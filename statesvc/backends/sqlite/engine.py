@@ -33,7 +33,7 @@ from ..port import Engine, EngineBroken, Key, LogEntry, Query, Result, Row, Unit
 from . import watermark
 from .cache import RowCache, cost
 from .log import Change, End, read_entries
-from .opening import Paths, open_files, problems
+from .opening import Files, Paths, open_files, problems
 from .state import StateReader
 from .watermark import Watermark
 from .workers import ReaderPool, Worker
@@ -42,6 +42,9 @@ log = logs.get(__name__)
 
 APPLY_AT_ENTRIES = 4096
 """Entries that are applied at once when they have gathered; fewer wait a quarter of the time bound."""
+
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+"""Rows in memory that the state does not have yet, by their size; then commits wait, as they do for their number."""
 
 RETRY_SECONDS = 1.0
 """Pause before the state is applied again after the disk was full."""
@@ -78,8 +81,10 @@ class SqliteEngine(Engine):
         self._fresh_entries = 0
         self._fresh_since = 0.0
         self._relabel: set[Key] = set()
+        self._committing = asyncio.Lock()
         self._applying: dict[Key, Row] = {}
         self._applying_entries = 0
+        self._applying_bytes = 0
         self._apply_under_way = False
         self._apply_timer: asyncio.TimerHandle | None = None
         self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -89,6 +94,7 @@ class SqliteEngine(Engine):
         self._broken: EngineBroken | None = None
         self._stuck = False
         """The disk is full: the state cannot follow the log for now."""
+        self._opening: asyncio.Future[Files] | None = None
         self._is_open = False
 
     # --- open and close --------------------------------------------------------------------------------------------
@@ -96,7 +102,10 @@ class SqliteEngine(Engine):
     def own(self) -> None:
         """Make the folder if need be, and be the only one in it."""
         folder = self._paths.folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise UnsafePath(str(folder), f"the data folder cannot be made: {error.strerror}") from None
         found = folder.lstat()
         if not folder.is_dir() or folder.is_symlink():
             raise UnsafePath(str(folder), "the data folder must be a folder, not a link to one")
@@ -108,7 +117,10 @@ class SqliteEngine(Engine):
     async def open(self) -> None:
         self.own()
         self._loop = asyncio.get_running_loop()
-        self._files = await asyncio.to_thread(open_files, self._paths, SYNCHRONOUS[self.durability])
+        opening = asyncio.to_thread(open_files, self._paths, SYNCHRONOUS[self.durability])
+        self._opening = asyncio.ensure_future(opening)
+        # A stop during a long replay cancels us, not the thread: close() waits for it before it gives up the folder.
+        self._files = await asyncio.shield(self._opening)
         self.epoch = self._files.log.epoch
         self._committed = self._files.log.end
         self._reader = StateReader(self._paths.state)
@@ -126,6 +138,10 @@ class SqliteEngine(Engine):
         if self._is_open:
             await self._close_files()
             self._is_open = False
+        elif self._opening is not None:
+            (files,) = await asyncio.gather(self._opening, return_exceptions=True)
+            if isinstance(files, Files):
+                files.abandon()
         self._lock.release()
 
     async def _close_files(self) -> None:
@@ -189,13 +205,23 @@ class SqliteEngine(Engine):
         return [self.peek(key) for key in keys]
 
     async def query(self, query: Query) -> list[Row]:
+        await self._ready_for(query)
+        if not self._stuck:
+            return await self._readers.run(lambda reader: reader.query(query))
+        return await self._query_both(query)
+
+    async def count(self, query: Query) -> int:
+        await self._ready_for(query)
+        if not self._stuck:
+            return await self._readers.run(lambda reader: reader.count(query))
+        return await super().count(query)
+
+    async def _ready_for(self, query: Query) -> None:
+        """The index the query walks is there, and the state has all that was committed before the query."""
         self._check_usable()
         if self._files.state.needs_index(query):
             await self._in_applier(lambda: self._files.state.make_index(query.sort))
         await self._everything_applied()
-        if not self._stuck:
-            return await self._readers.run(lambda reader: reader.query(query))
-        return await self._query_both(query)
 
     async def _query_both(self, query: Query) -> list[Row]:
         """While the disk is full: what the state has, with what it could not take laid over it."""
@@ -229,19 +255,24 @@ class SqliteEngine(Engine):
     # --- committing ------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
-        self._check_usable()
-        await self._room()
-        results, accepted = self._judge(batch)
-        if accepted:
-            changes = [Change(write.event, write.row) for write in accepted]
-            self._committed = await self._append(changes)
-            self._take_in(accepted)
+        # One after the other: a batch is judged on what the one before it left.
+        async with self._committing:
+            self._check_usable()
+            await self._room()
+            results, accepted, relabel = self._judge(batch)
+            if accepted:
+                changes = [Change(write.event, write.row) for write in accepted]
+                self._committed = await self._append(changes)
+                # Only now: an apply that begins while the log is written must not look for rows not there yet.
+                self._relabel |= relabel
+                self._take_in(accepted)
         return results
 
-    def _judge(self, batch: Sequence[Unit]) -> tuple[list[Result], list[Write]]:
+    def _judge(self, batch: Sequence[Unit]) -> tuple[list[Result], list[Write], set[Key]]:
         """Which units meet a state that is still the one they were decided on, those before them included."""
         staged: dict[Key, Row] = {}
         accepted: list[Write] = []
+        relabel: set[Key] = set()
         results: list[Result] = []
         for unit in batch:
             stored = [staged.get(write.row.key) or self.peek(write.row.key) for write in unit]
@@ -253,15 +284,9 @@ class SqliteEngine(Engine):
                 accepted += unit
                 for row, write in zip(stored, unit, strict=True):
                     staged[write.row.key] = write.row
-                    self._note_labels(row, write.row)
-        return results, accepted
-
-    def _note_labels(self, before: Row | None, after: Row) -> None:
-        """The label index is touched only where labels changed: most writes leave them alone."""
-        old = () if before is None else (before.keys.labels, before.keys.created)
-        new = (after.keys.labels, after.keys.created)
-        if old != new and (after.keys.labels or (before is not None and before.keys.labels)):
-            self._relabel.add(after.key)
+                    if _labels_differ(row, write.row):
+                        relabel.add(write.row.key)
+        return results, accepted, relabel
 
     async def _append(self, changes: list[Change]) -> End:
         try:
@@ -302,6 +327,8 @@ class SqliteEngine(Engine):
     def _too_far_behind(self) -> bool:
         if self._fresh_entries + self._applying_entries >= self._apply_entries:
             return True
+        if self._fresh_bytes + self._applying_bytes >= MOST_WAITING_BYTES:
+            return True
         late = bool(self._fresh) and time.monotonic() - self._fresh_since > self._apply_seconds
         return late and self._apply_under_way
 
@@ -321,6 +348,7 @@ class SqliteEngine(Engine):
         self._applying, self._fresh = self._fresh, {}
         self._applying_entries, self._fresh_entries = self._fresh_entries, 0
         size, self._fresh_bytes = self._fresh_bytes, 0
+        self._applying_bytes = size
         relabel, self._relabel = self._relabel, set()
         self._loop.create_task(self._apply(self._applying, relabel, self._committed, size))
 
@@ -345,7 +373,7 @@ class SqliteEngine(Engine):
 
     def _applied(self, upto: End) -> None:
         if self._broken is None:
-            self._applying, self._applying_entries = {}, 0
+            self._applying, self._applying_entries, self._applying_bytes = {}, 0, 0
         self._apply_under_way = False
         self._wake_waiters(self._committed.position if self._broken is not None else upto.position)
         if self._fresh and self._broken is None:
@@ -400,6 +428,9 @@ class SqliteEngine(Engine):
         try:
             self._files.log.settle()
             self._mark_end()
+        except apsw.IOError as problem:
+            # What was to be moved out of the WAL may be lost from the file: no second try on it.
+            self._loop.call_soon_threadsafe(self._break, f"log.db failed: {problem}")
         except (apsw.Error, OSError) as problem:
             log.warning("watermark_not_written", why=str(problem))
 
@@ -413,3 +444,10 @@ class SqliteEngine(Engine):
     async def check(self) -> list[str]:
         await self._everything_applied()
         return await asyncio.to_thread(problems, self._paths, self._files.log.start)
+
+
+def _labels_differ(before: Row | None, after: Row) -> bool:
+    """The label index is touched only where labels changed: most writes leave them alone."""
+    old = () if before is None else (before.keys.labels, before.keys.created)
+    new = (after.keys.labels, after.keys.created)
+    return old != new and bool(after.keys.labels or (before is not None and before.keys.labels))

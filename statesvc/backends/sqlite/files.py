@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
 import apsw
 
 from ..port import DataCorrupt
+from .wal import Tail, unread_tail
 
 APPLICATION_ID = 0x53535643
 """Written into each file's header, so that a stranger's database is not taken for ours."""
@@ -65,15 +67,54 @@ def refuse_newer(path: Path, format_: Format) -> None:
         )
 
 
-def open_file(path: Path, format_: Format, synchronous: str) -> apsw.Connection:
-    """A connection that writes, the file made or migrated first."""
+def open_file(
+    path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None] = lambda _: None
+) -> apsw.Connection:
+    """A connection that writes, the file made or migrated first. `judge` is shown what SQLite left out of the WAL and
+    may raise; until then nothing is written, for the first write would go over it."""
     refuse_newer(path, format_)
     # SQLite gives its side files the mode of the main one: nobody but us reads any of them.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     db = apsw.Connection(str(path))
-    _set(db, synchronous)
-    _migrate(db, format_)
+    try:
+        _set(db, synchronous)
+        judge(unread_tail(db, path))
+        _migrate(db, format_)
+    except BaseException:
+        close_untouched(db)
+        raise
     return db
+
+
+def close_untouched(db: apsw.Connection) -> None:
+    """Close without the checkpoint that SQLite makes when a file's last user goes."""
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    db.close()
+
+
+class Checkpoints:
+    """Moves a WAL into its file when it has grown long, and tells when that fails."""
+
+    PAGES = 4000
+    """A checkpoint is cheaper in one go than page by page; 4,000 pages are 16 MiB of WAL."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._pages = 0
+        db.set_wal_hook(self._note)
+
+    def _note(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        self._pages = pages
+        return apsw.SQLITE_OK
+
+    def after_commit(self) -> None:
+        if self._pages < self.PAGES:
+            return
+        self._pages = 0
+        try:
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except (apsw.FullError, apsw.BusyError):
+            pass  # everything is safe in the WAL; the next commit tries again
 
 
 def open_reader(path: Path) -> apsw.Connection:
@@ -87,8 +128,8 @@ def _set(db: apsw.Connection, synchronous: str) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     # FULL: a commit is on the disk when it returns. NORMAL: it survives us, not a power loss.
     db.execute(f"PRAGMA synchronous = {synchronous}")
-    # A checkpoint is cheaper in one go than page by page; 4,000 pages are 16 MiB of WAL.
-    db.execute("PRAGMA wal_autocheckpoint = 4000")
+    # SQLite's own checkpoints keep a failed sync to themselves; see Checkpoints.
+    db.execute("PRAGMA wal_autocheckpoint = 0")
     db.execute("PRAGMA journal_size_limit = 67108864")
 
 

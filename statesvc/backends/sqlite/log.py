@@ -16,8 +16,12 @@ import apsw
 import msgspec
 from msgspec import Struct
 
+from ... import logs
 from ..port import DataCorrupt, Event, LogEntry, Row
-from .files import Format, open_file, open_reader
+from .files import Checkpoints, Format, close_untouched, open_file, open_reader
+from .wal import Tail
+
+log = logs.get(__name__)
 
 FORMAT = Format("log", newest=1)
 
@@ -52,9 +56,22 @@ class LogFile:
 
     def __init__(self, path: Path, synchronous: str) -> None:
         self._path = path
-        self._db = open_file(path, FORMAT, synchronous)
+        self._synced = synchronous == "FULL"
+        self._db = open_file(path, FORMAT, synchronous, self._judge_tail)
+        self._checkpoints = Checkpoints(self._db)
         self.epoch, self.start = self._origin()
         self.end = self._last()
+
+    def _judge_tail(self, tail: Tail) -> None:
+        """A crash tears the last commit at most; without syncing, a power loss may tear any."""
+        if tail.commits > 1 and self._synced:
+            raise DataCorrupt(
+                f"{self._path}-wal is damaged in the middle: {tail.commits} commits ({tail.bytes} bytes) behind the "
+                "damage were safely in it; bring back a copy, or go on without them by starting once with "
+                "durability os"
+            )
+        if tail.bytes:
+            log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 
     def _origin(self) -> tuple[str, End]:
         """The epoch, and where the kept part of the log begins; made up at the first opening."""
@@ -85,6 +102,7 @@ class LogFile:
         with self._db:
             self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", (first, len(changes), payload, digest))
         self.end = End(first + len(changes) - 1, digest)
+        self._checkpoints.after_commit()
         return self.end
 
     def settle(self) -> None:
@@ -97,7 +115,7 @@ class LogFile:
 
     def abandon(self) -> None:
         """Let go without another write: after a failure the file must be left as it is."""
-        self._db.close()
+        close_untouched(self._db)
 
     def batches(self, after: End) -> Iterator[tuple[End, list[Change]]]:
         """The batches behind `after`, each checked against the chain."""

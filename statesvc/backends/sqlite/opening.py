@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import apsw
+import msgspec
 
 from statesvc_client.errors import NoSpace
 
@@ -20,7 +21,7 @@ from .files import open_reader, refuse_newer
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile, digest_at, read_batches
 from .state import FORMAT as STATE_FORMAT
-from .state import StateFile, StateReader
+from .state import StateFile, StateReader, TornState
 from .watermark import Watermark
 
 log = logs.get(__name__)
@@ -54,12 +55,18 @@ class Files(NamedTuple):
         self.state.abandon()
 
 
+_CURE = "bring back a copy of all its files, or try without state.db, which is made again from log.db if that is intact"
+
+
 def open_files(paths: Paths, synchronous: str) -> Files:
     """Both files, checked and in step. Raises `DataCorrupt` rather than serve less than there was."""
     try:
         return _open_checked(paths, synchronous)
     except (apsw.CorruptError, apsw.NotADBError) as problem:
-        raise DataCorrupt(f"the store in {paths.folder} is damaged: {problem}") from None
+        raise DataCorrupt(f"the store in {paths.folder} is damaged: {problem}; {_CURE}") from None
+    except (msgspec.DecodeError, TypeError, ValueError) as problem:
+        # SQLite does not look into values: a damaged one shows when it is used.
+        raise DataCorrupt(f"the store in {paths.folder} is damaged: {problem}; {_CURE}") from None
     except apsw.FullError:
         raise NoSpace(f"the store in {paths.folder} cannot be opened: the disk is full") from None
     except (apsw.Error, OSError) as problem:
@@ -75,7 +82,7 @@ def _open_checked(paths: Paths, synchronous: str) -> Files:
     log_file = LogFile(paths.log, synchronous)
     try:
         _check_tail(log_file, mark, paths)
-        state = StateFile(paths.state, log_file.epoch, log_file.start)
+        state = _open_state(log_file, paths)
     except BaseException:
         log_file.abandon()
         raise
@@ -87,6 +94,19 @@ def _open_checked(paths: Paths, synchronous: str) -> Files:
         files.abandon()
         raise
     return files
+
+
+def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
+    """The state; a torn one is made again from the log."""
+    try:
+        return StateFile(paths.state, log_file.epoch, log_file.start)
+    except TornState as torn:
+        if log_file.start.position:
+            raise DataCorrupt(f"{paths.state}: {torn}; restore it from a snapshot or a copy") from None
+        log.warning("state_made_again", path=str(paths.state), why=str(torn))
+        for suffix in ("-wal", "-shm", ""):
+            paths.state.with_name(paths.state.name + suffix).unlink(missing_ok=True)
+        return StateFile(paths.state, log_file.epoch, log_file.start)
 
 
 def _check_tail(log_file: LogFile, mark: Watermark | None, paths: Paths) -> None:

@@ -17,8 +17,9 @@ import msgspec
 from statesvc_client.errors import Internal
 
 from ..port import DataCorrupt, Key, Query, Row
-from .files import Format, open_file, open_reader
+from .files import Checkpoints, Format, close_untouched, open_file, open_reader
 from .log import End
+from .wal import Tail
 
 FORMAT = Format("state", newest=1)
 
@@ -47,12 +48,22 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Row)
 
 
+class TornState(Exception):
+    """Commits are missing in the middle of the state's WAL: pages of different times may have come together."""
+
+
+def _judge_tail(tail: Tail) -> None:
+    if tail.commits:
+        raise TornState(f"{tail.commits} commits ({tail.bytes} bytes) of its WAL cannot be read")
+
+
 class StateFile:
     """The state, open for applying the log to it."""
 
     def __init__(self, path: Path, epoch: str, start: End) -> None:
         self._path = path
-        self._db = open_file(path, FORMAT, "NORMAL")
+        self._db = open_file(path, FORMAT, "NORMAL", _judge_tail)
+        self._checkpoints = Checkpoints(self._db)
         self.applied = self._facts(epoch, start)
         self.indexed = self._indexed()
 
@@ -88,6 +99,7 @@ class StateFile:
                 [("applied", upto.position), ("applied_digest", upto.digest)],
             )
         self.applied = upto
+        self._checkpoints.after_commit()
 
     def _relabel(self, rows: Mapping[Key, Row], keys: Collection[Key]) -> None:
         self._db.executemany("DELETE FROM label WHERE kind = ? AND id = ?", keys)
@@ -108,7 +120,7 @@ class StateFile:
         self._db.close()
 
     def abandon(self) -> None:
-        self._db.close()
+        close_untouched(self._db)
 
 
 def _columns(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
@@ -136,6 +148,10 @@ class StateReader:
     def query(self, query: Query) -> list[Row]:
         sql, values = statement(query)
         return [self._row(data, checksum) for data, checksum in self._db.execute(sql, values)]
+
+    def count(self, query: Query) -> int:
+        sql, values = statement(msgspec.structs.replace(query, limit=-1))
+        return int(self._db.execute(f"SELECT count(*) FROM ({sql})", values).get)  # noqa: S608
 
     def _row(self, data: bytes, checksum: int) -> Row:
         if zlib.crc32(data) != checksum:

@@ -55,10 +55,11 @@ class ReaderPool:
     """Threads that read the state, each through a connection of its own."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._threads = ThreadPoolExecutor(READERS, "statesvc-read")
         self._mine = threading.local()
-        self._all: list[StateReader] = []
+        # Opened now: when every descriptor is taken by clients it would be too late.
+        self._all = [StateReader(path) for _ in range(READERS)]
+        self._free = list(self._all)
+        self._threads = ThreadPoolExecutor(READERS, "statesvc-read", initializer=self._take_one)
 
     async def run(self, read: Callable[[StateReader], Found]) -> Found:
         try:
@@ -67,11 +68,11 @@ class ReaderPool:
             raise Internal(f"state.db cannot be read: {problem}") from None
 
     def _read(self, read: Callable[[StateReader], Found]) -> Found:
-        reader: StateReader | None = getattr(self._mine, "reader", None)
-        if reader is None:
-            reader = self._mine.reader = StateReader(self._path)
-            self._all.append(reader)
+        reader: StateReader = self._mine.reader
         return read(reader)
+
+    def _take_one(self) -> None:
+        self._mine.reader = self._free.pop()
 
     def close(self) -> None:
         self._threads.shutdown()

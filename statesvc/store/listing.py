@@ -1,0 +1,177 @@
+"""Lists: a page out of the candidates a query finds.
+
+Owns when a page ends and what a list answers. Must not know how candidates are found: that is in queries.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from statesvc_client.errors import BadRequest
+from statesvc_client.wire import List
+
+from ..backends.port import Engine, Place, Row
+from . import queries
+from .kinds import Kind
+from .store import Store
+from .writes import Caller
+
+ENVELOPE_BYTES = 8192
+"""Room in a reply's frame for everything but the records: envelope, cursor, commas."""
+
+STEP = 1024
+"""Records examined before others get their turn: a few milliseconds."""
+
+
+class Page(NamedTuple):
+    """A page of a list."""
+
+    rows: list[Row]
+    as_of: str
+    next_cursor: str | None = None
+    truncated: bool = False
+    total: int | None = None
+
+
+class Paging(NamedTuple):
+    """How large a page is by default, and how many records a call examines for it."""
+
+    default: int = 100
+    examined: int = 10_000
+
+
+async def list_records(store: Store, request: List, caller: Caller, paging: Paging = Paging()) -> Page:  # noqa: B008
+    """A page of what the filter lets pass, and how many there are in all when asked to count."""
+    kind = store.kinds[request.kind]
+    given = queries.read_filter(request.filter)
+    order = queries.read_order(request, given)
+    limit = request.limit or given.limit or None
+    if limit is not None and limit < 0:
+        raise BadRequest(f"limit must be positive, not {limit}")
+    await store.commits.settled()
+    as_of = f"{store.engine.epoch}.{await store.engine.position()}"
+    page = await _page(store, request, caller, _Question(kind, given, order, limit), paging)
+    total = await _total(store, kind, given) if request.count else None
+    return page._replace(as_of=as_of, total=total)
+
+
+class _Question(NamedTuple):
+    kind: Kind
+    given: queries.Filter
+    order: queries.Order
+    limit: int | None
+
+
+async def _page(store: Store, request: List, caller: Caller, asked: _Question, paging: Paging) -> Page:
+    kind, given, order, limit = asked
+    whole = not caller.said_hello and limit is None and not request.cursor
+    if whole and given.ids is None and not (request.sort_by or given.sort_by):
+        return await _everything(store, kind, given, order)
+    most = min(limit or paging.default, store.limits.list_limit) if caller.said_hello else limit
+    after = queries.read_cursor(request.cursor, kind, order) if request.cursor else None
+    page = _Collector(most, _room(store), None if whole else paging.examined)
+    if given.ids is not None:
+        page.fill(queries.behind(await _named(store, kind, given), order, after))
+    else:
+        await page.collect(store.engine, queries.plan(given, kind, order), after)
+    if not page.more:
+        return Page(page.rows, "")
+    return Page(page.rows, "", queries.write_cursor(kind, order, page.last(order)), truncated=whole)
+
+
+async def _everything(store: Store, kind: Kind, given: queries.Filter, order: queries.Order) -> Page:
+    """For an agent without hello and without limit: live records, then the others, as many as fit one frame."""
+    page = _Collector(None, _room(store), None)
+    for group in _groups(kind):
+        await page.collect(store.engine, queries.plan(given, kind, order, among=group), None)
+    return Page(page.rows, "", truncated=page.more)
+
+
+def _groups(kind: Kind) -> list[frozenset[str] | None]:
+    """Live states first, with those that have none, then the final ones."""
+    if kind.lifecycle is None:
+        return [None]
+    return [frozenset({queries.NO_STATUS, *kind.lifecycle.live}), kind.lifecycle.terminal]
+
+
+async def _named(store: Store, kind: Kind, given: queries.Filter) -> Sequence[Row]:
+    """The records that `ids` names and the rest of the filter lets pass."""
+    names = list(dict.fromkeys(given.ids or ()))
+    if len(names) > store.limits.list_limit:
+        raise BadRequest(f"ids names {len(names)} records; the limit is {store.limits.list_limit}")
+    rows = await store.engine.get([(kind.name, name) for name in names])
+    all_tests = queries.tests(given, kind, queries.wanted_statuses(given, kind))
+    return [row for row in rows if row is not None and not row.deleted and queries.passes(row, all_tests)]
+
+
+async def _total(store: Store, kind: Kind, given: queries.Filter) -> int:
+    """How many records the filter lets pass. Counted in the index where that is enough, else one by one."""
+    if given.ids is not None:
+        return len(await _named(store, kind, given))
+    planned = queries.plan(given, kind, queries.Order("created", descending=True))
+    if planned.exact:
+        return sum([await store.engine.count(walk) for walk in planned.walks])
+    total = 0
+    async with aclosing(queries.candidates(store.engine, planned, None)) as rows:
+        async for row in rows:
+            total += queries.passes(row, planned.tests)
+    return total
+
+
+def _room(store: Store) -> int:
+    return store.limits.frame_bytes - ENVELOPE_BYTES
+
+
+class _Collector:
+    """Takes rows until the page is full, the frame is full, or enough were examined."""
+
+    def __init__(self, most: int | None, room: int, examine: int | None) -> None:
+        self.rows: list[Row] = []
+        self.more = False
+        self._most = most
+        self._room = room
+        self._examine = examine
+        self._examined = 0
+        self._last: Row | None = None
+
+    def last(self, order: queries.Order) -> Place:
+        assert self._last is not None  # noqa: S101 - a page with more behind it has examined something
+        return queries.place_of(self._last, order)
+
+    async def collect(self, engine: Engine, planned: queries.Plan, after: Place | None) -> None:
+        step = min(256, (self._most or 255) + 1)
+        async with aclosing(queries.candidates(engine, planned, after, step)) as rows:
+            async for row in rows:
+                if self._full():
+                    return
+                if queries.passes(row, planned.tests) and not self.take(row):
+                    return
+                self._last = row
+                self._examined += 1
+                if self._examined % STEP == 0:
+                    await asyncio.sleep(0)
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Take rows that are already found, filtered and in order."""
+        for row in rows:
+            if not self.take(row):
+                return
+            self._last = row
+
+    def _full(self) -> bool:
+        full = self._most is not None and len(self.rows) >= self._most
+        tired = self._examine is not None and self._examined >= self._examine
+        self.more = self.more or full or tired
+        return self.more
+
+    def take(self, row: Row) -> bool:
+        size = len(row.body) + 1
+        if self.more or size > self._room or (self._most is not None and len(self.rows) >= self._most):
+            self.more = True
+            return False
+        self._room -= size
+        self.rows.append(row)
+        return True

@@ -1,0 +1,154 @@
+"""A sync: many records brought forward, each on its own.
+
+Owns the order of a sync and its report. Must not know what a single write does: that is in writes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import NamedTuple
+
+from statesvc_client.errors import BadRequest, Busy, StateError
+from statesvc_client.wire import Fields, Sync
+
+from ..backends.port import Row, Write
+from . import queries, writes
+from .batches import Batch
+from .records import identify, spelled
+from .store import ATTEMPTS, Store
+from .writes import Caller, Subject
+
+STEP = 128
+"""Records decided before others get their turn: a few milliseconds."""
+
+
+class SyncReport(NamedTuple):
+    """What a sync did."""
+
+    applied: int
+    unchanged: int
+    rejected: list[tuple[str, StateError]]
+    missing: list[str] | None
+
+
+async def sync(store: Store, request: Sync, caller: Caller) -> SyncReport:
+    """Create what is missing, bring forward what moved, report the rest."""
+    return await _Sync(store, request, caller).run()
+
+
+class _Sync:
+    """One sync while it goes on."""
+
+    def __init__(self, store: Store, request: Sync, caller: Caller) -> None:
+        self._store = store
+        self._request = request
+        self._caller = caller
+        self._kind = store.kinds[request.kind]
+        self._applied = 0
+        self._unchanged = 0
+        self._rejected: list[tuple[str, StateError]] = []
+        self._batches: list[Batch] = []
+
+    async def run(self) -> SyncReport:
+        sent = self._sent()
+        try:
+            for number, (name, fields) in enumerate(sent.items(), start=1):
+                await self._bring_forward(name, fields)
+                if number % STEP == 0:
+                    await asyncio.sleep(0)
+            missing = await self._not_sent(sent) if self._request.scope else None
+            await self._settled()
+        except StateError as failure:
+            # Some of the records may be in: only sending the sync again tells.
+            raise type(failure)(failure.text, outcome="unknown") from None
+        return SyncReport(self._applied, self._unchanged, self._rejected, missing)
+
+    def _sent(self) -> dict[str, Fields]:
+        """The records by id. One that cannot be read refuses the whole frame."""
+        request, kind = self._request, self._kind
+        given = request.jobs if request.jobs is not None else request.records
+        if not given:
+            raise BadRequest(f"{'jobs' if kind.name == 'job' else 'records'} array is required")
+        if request.mode == "replace" and request.scope is None:
+            raise BadRequest("mode replace needs a scope: it deletes what lies inside it and was not sent")
+        sent: dict[str, Fields] = {}
+        for number, record in enumerate(given):
+            try:
+                fields = spelled(kind, record)
+                name = identify(kind, "", fields, self._store.limits.id_chars)
+            except BadRequest as problem:
+                raise BadRequest(f"element {number}: {problem.text}") from None
+            if name in sent:
+                raise BadRequest(f"element {number}: {name} is sent twice")
+            sent[name] = fields
+        return sent
+
+    async def _bring_forward(self, name: str, fields: Fields) -> None:
+        def decide(subject: Subject) -> Write | None:
+            return writes.sync(self._request, fields, subject, self._caller, self._store.moment())
+
+        try:
+            await self._change(name, decide)
+        except StateError as refused:
+            if refused.stops_the_writer():
+                raise
+            self._rejected.append((name, refused))
+
+    async def _not_sent(self, sent: dict[str, Fields]) -> list[str]:
+        """Records inside the scope that the sync did not name; `replace` buries them."""
+        store, scope = self._store, self._request.scope
+        given = queries.Filter(node_id=scope.node_id if scope else None)
+        planned = queries.plan(given, self._kind, queries.Order("created", descending=True))
+        await store.commits.settled()
+        async with aclosing(queries.candidates(store.engine, planned, None)) as rows:
+            absent = [row.id async for row in rows if row.id not in sent and queries.passes(row, planned.tests)]
+        if self._request.mode == "replace":
+            for name in absent:
+                await self._change(name, self._decide_burial)
+        return absent
+
+    def _decide_burial(self, subject: Subject) -> Write | None:
+        row, scope = subject.living, self._request.scope
+        if row is None or scope is None or row.keys.node != scope.node_id:
+            return None
+        return writes.bury(self._request, row, self._caller, self._store.moment())
+
+    async def _change(self, name: str, decide: Callable[[Subject], Write | None]) -> None:
+        """One record: decide, commit, count; on a shared engine again after every lost race."""
+        store, key = self._store, (self._kind.name, name)
+        unsure: list[Row] = []
+        for _ in range(ATTEMPTS):
+            row, after = store.newest(key) if store.engine.immediate else (await store.read(key), None)
+            if row in unsure:
+                self._applied += 1
+                return
+            taken = store.earlier_answer(self._request, row, self._caller) is not None
+            write = None if taken else decide(Subject(self._kind, name, row))
+            if write is None:
+                self._unchanged += 1
+                self._depend_on(after)
+                return
+            if store.engine.immediate:
+                self._depend_on(store.commits.add((write,)))
+                self._applied += 1
+                return
+            result = await store.commit(write)
+            if result == "applied":
+                self._applied += 1
+                return
+            if result == "unknown":
+                unsure.append(write.row)
+        raise Busy(f"{self._kind.name} {name} keeps changing; send the sync again")
+
+    def _depend_on(self, batch: Batch | None) -> None:
+        if batch is not None and (not self._batches or self._batches[-1] is not batch):
+            self._batches.append(batch)
+
+    async def _settled(self) -> None:
+        """Wait for every commit the sync took part in; raises when one of them failed."""
+        for batch in self._batches:
+            await batch.wait()
+            if batch.failure is not None:
+                raise batch.failure

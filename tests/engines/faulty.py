@@ -1,0 +1,90 @@
+"""An engine that fails on demand: a real one behind it, and a list of faults in front.
+
+Owns which commit fails and how. Must not know rules; what is stored and read is the real engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from statesvc.backends.port import Engine, Key, LogEntry, Query, Result, Row, Unit
+from statesvc_client.errors import StateError
+
+
+class Fault(NamedTuple):
+    """How a commit fails: the error, and whether the batch is applied all the same."""
+
+    error: Exception
+    applied: bool = False
+
+
+class FaultyEngine(Engine):
+    """Passes everything on. While `faults` holds something, each commit takes one; `hold` keeps commits waiting."""
+
+    name = "faulty"
+
+    def __init__(self, real: Engine) -> None:
+        self.real = real
+        self.immediate = real.immediate  # type: ignore[misc]  # it is what the engine behind it is
+        self.faults: list[Fault] = []
+        self.commits = 0
+        self._gate = asyncio.Event()
+        self._gate.set()
+
+    @property
+    def durability(self) -> str:  # type: ignore[override]
+        return self.real.durability
+
+    @property
+    def epoch(self) -> str:  # type: ignore[override]
+        return self.real.epoch
+
+    def fail(self, error: StateError, *, applied: bool = False) -> None:
+        """The next commit fails with `error`."""
+        self.faults.append(Fault(error, applied))
+
+    def hold(self) -> None:
+        """Commits wait from here on, so that a test can fill the next batch."""
+        self._gate.clear()
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    async def open(self) -> None:
+        await self.real.open()
+
+    async def close(self) -> None:
+        await self.real.close()
+
+    async def ping(self) -> None:
+        await self.real.ping()
+
+    def peek(self, key: Key) -> Row | None:
+        return self.real.peek(key)
+
+    async def get(self, keys: Sequence[Key]) -> list[Row | None]:
+        return await self.real.get(keys)
+
+    async def query(self, query: Query) -> list[Row]:
+        return await self.real.query(query)
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        self.commits += 1
+        await self._gate.wait()
+        if not self.faults:
+            return await self.real.commit(batch)
+        fault = self.faults.pop(0)
+        if fault.applied:
+            await self.real.commit(batch)
+        raise fault.error
+
+    async def position(self) -> int:
+        return await self.real.position()
+
+    async def read_log(self, after: int, limit: int) -> list[LogEntry]:
+        return await self.real.read_log(after, limit)
+
+    async def check(self) -> list[str]:
+        return await self.real.check()

@@ -1,0 +1,52 @@
+"""Rows and commits for tests of the port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from statesvc.backends.port import Engine, Event, Keys, Result, Row, Unit, Write
+
+
+def row(id: str, *, kind: str = "job", uid: str = "", revision: int = 1, deleted: int = 0, **keys: Any) -> Row:
+    """A row whose body tells which one it is."""
+    keys = {"created": 1, "updated": 1} | keys
+    body = b"" if deleted else b'{"id":"%s","revision":%d}' % (id.encode(), revision)
+    return Row(kind, id, uid or f"uid-{id}", revision, Keys(**keys), body, b"marks", deleted)
+
+
+def born(id: str, **keys: Any) -> Unit:
+    """The unit that makes a record."""
+    return (Write(row(id, **keys), None, Event("created", 1)),)
+
+
+def after(before: Row, **keys: Any) -> Write:
+    """The write that follows a row."""
+    changed = row(before.id, kind=before.kind, uid=before.uid, revision=before.revision + 1, **keys)
+    return Write(changed, before.stamp, Event("updated", 2, "a", "b"))
+
+
+def buried(before: Row) -> Write:
+    gone = row(before.id, kind=before.kind, uid=before.uid, revision=before.revision + 1, deleted=7)
+    return Write(gone, before.stamp, Event("deleted", 3))
+
+
+async def commit(engine: Engine, batch: Sequence[Unit]) -> list[Result]:
+    """The true outcome of each unit: what is answered `unknown` is read back, and sent again if it is not there."""
+    results = await engine.commit(batch)
+    for place, unit in enumerate(batch):
+        while results[place] == "unknown":
+            stored = await engine.get([write.row.key for write in unit])
+            if stored == [write.row for write in unit]:
+                results[place] = "applied"
+            else:
+                [results[place]] = await engine.commit([unit])
+    return results
+
+
+async def fill(engine: Engine, rows: Iterable[Row]) -> list[Row]:
+    """Store rows as they are."""
+    kept = list(rows)
+    results = await commit(engine, [(Write(each, None, Event("created", 1)),) for each in kept])
+    assert set(results) <= {"applied"}
+    return kept

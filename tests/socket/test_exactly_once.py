@@ -1,0 +1,237 @@
+"""Exactly once: seq, floor, again, and what a record remembers of who wrote to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from statesvc.config.model import Limits
+from statesvc.store.clock import SECOND, Clock
+from tests.socket.conftest import Start
+from tests.socket.talking import Daemon, Talker
+
+WRITES = [
+    {"op": "create", "job": {"uuid": "new"}},
+    {"op": "update", "jobId": "old", "inc": {"n": 1}},
+    {"op": "update", "jobId": "old", "append": {"l": [1]}},
+    {"op": "update", "jobId": "fresh", "job": {"x": 1}, "upsert": True},
+    {"op": "delete", "jobId": "old"},
+]
+
+
+async def revision(talker: Talker, name: str) -> int:
+    return (await talker.ok("get", jobId=name))["job"]["revision"]
+
+
+@pytest.mark.parametrize("frame", WRITES, ids=lambda frame: f"{frame['op']}-{list(frame)[-1]}")
+@pytest.mark.parametrize("reconnect", [False, True], ids=["same-connection", "reconnected"])
+async def test_a_write_sent_again_is_applied_once_and_told_so(daemon: Daemon, frame: dict, reconnect: bool):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "old", "n": 0}, seq=1)
+    first = await client.ok(**frame, seq=2, floor=2)
+    if reconnect:
+        client = await daemon.client("c")
+    made = first["job"]["revision"] if "job" in first else 2
+    for _ in range(3):
+        again = await client.ok(**frame, seq=2, floor=2, again=True, requestId="r")
+        assert again == {"requestId": "r", "success": True, "duplicate": True, "revision": made}
+    if frame["op"] != "delete":
+        name = frame.get("jobId", "new")
+        assert await revision(client, name) == made
+
+
+@pytest.mark.parametrize("frame", WRITES, ids=lambda frame: f"{frame['op']}-{list(frame)[-1]}")
+async def test_a_write_that_never_came_is_applied_when_it_comes_again(daemon: Daemon, frame: dict):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "old", "n": 0}, seq=1)
+    reply = await client.ok(**frame, seq=2, floor=2, again=True)
+    assert "duplicate" not in reply
+
+
+async def test_a_frame_replayed_without_again_is_not_applied_a_second_time(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a", "n": 0}, seq=1)
+    await client.ok("update", jobId="a", inc={"n": 1}, seq=2)
+    reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=2)
+    assert reply.get("duplicate") or reply.get("code") == "conflict"
+    # Of a write that was refused nothing is kept in the record: the connection itself remembers.
+    refused = await client.ask("update", jobId="a", inc={"n": 1}, ifRevision=9, seq=3)
+    assert refused["code"] == "conflict"
+    reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=3)
+    assert (reply["code"], reply["outcome"]) == ("conflict", "not_applied")
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 1
+
+
+async def test_a_write_refused_before_is_told_so_once_a_later_one_is_in(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a", "status": "RUNNING"}, seq=1)
+    assert (await client.ask("update", jobId="a", job={"x": 1}, ifRevision=7, seq=2, floor=1))["code"] == "conflict"
+    await client.ok("update", jobId="a", job={"y": 1}, seq=3, floor=1)
+    client = await daemon.client("c")
+    # Without its condition it would pass now; it was refused, so it stays refused.
+    reply = await client.ask("update", jobId="a", job={"x": 1}, seq=2, floor=1, again=True)
+    assert (reply["code"], reply["outcome"]) == ("conflict", "not_applied")
+    assert (await client.ok("update", jobId="a", job={"y": 1}, seq=3, floor=1, again=True))["duplicate"]
+    assert (await client.ok("get", jobId="a"))["job"]["revision"] == 2
+
+
+async def test_every_write_above_the_floor_is_remembered_with_the_revision_it_made(daemon: Daemon):
+    client = await daemon.client("c")
+    for seq in range(1, 9):
+        await client.ok("update", jobId="a", inc={"n": 1}, upsert=True, seq=seq, floor=1)
+    client = await daemon.client("c")
+    for seq in (3, 1, 8, 5):
+        again = await client.ok("update", jobId="a", inc={"n": 1}, upsert=True, seq=seq, floor=1, again=True)
+        assert (again["duplicate"], again["revision"]) == (True, seq)
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 8
+
+
+async def test_what_is_below_the_floor_need_not_be_kept(daemon: Daemon):
+    client = await daemon.client("c")
+    for seq in range(1, 51):
+        await client.ok("update", jobId="a", inc={"n": 1}, upsert=True, seq=seq, floor=seq)
+    [row] = await daemon.engine.get([("job", "a")])
+    assert row is not None
+    assert len(row.marks) < 60
+
+
+async def test_the_seqs_of_different_clients_are_their_own(daemon: Daemon):
+    one, two = await daemon.client("one"), await daemon.client("two")
+    await one.ok("create", job={"uuid": "a", "n": 0}, seq=1)
+    for talker in (one, two):
+        reply = await talker.ok("update", jobId="a", inc={"n": 1}, seq=2, again=True)
+        assert "duplicate" not in reply
+    assert (await one.ok("get", jobId="a"))["job"]["n"] == 2
+
+
+async def test_marks_stay_with_the_id_through_delete_and_create(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a"}, seq=1, floor=1)
+    await client.ok("delete", jobId="a", seq=2, floor=1)
+    await client.ok("create", job={"uuid": "a", "life": 2}, seq=3, floor=1)
+    assert (await client.ok("delete", jobId="a", seq=2, floor=1, again=True))["duplicate"]
+    assert (await client.ok("create", job={"uuid": "a"}, seq=1, floor=1, again=True))["duplicate"]
+    assert (await client.ok("get", jobId="a"))["job"]["life"] == 2
+
+
+async def test_a_sync_sent_again_is_applied_once(daemon: Daemon):
+    client = await daemon.client("c")
+    jobs = [{"uuid": "a", "n": 1}, {"uuid": "b", "n": 1}]
+    assert (await client.ok("sync", jobs=jobs, seq=1, floor=1))["applied"] == 2
+    await client.ok("update", jobId="a", job={"n": 2}, seq=2, floor=1)
+    report = await client.ok("sync", jobs=jobs, seq=1, floor=1, again=True)
+    assert (report["applied"], report["unchanged"]) == (0, 2)
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 2
+
+
+# --- marks that were pushed out --------------------------------------------------------------------------------------
+
+
+async def pushed_out(daemon: Daemon) -> Talker:
+    """A client whose mark on `a` was pushed out by others."""
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a", "n": 0}, seq=1)
+    await client.ok("update", jobId="a", inc={"n": 1}, seq=2)
+    for number in range(5):
+        other = await daemon.client(f"other-{number}")
+        await other.ok("update", jobId="a", inc={"n": 10}, seq=1)
+    return await daemon.client("c")
+
+
+async def test_a_resend_the_record_no_longer_knows_is_unknown_and_never_applied(start: Start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=4))
+    client = await pushed_out(daemon)
+    for _ in range(2):
+        reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=2, again=True)
+        assert (reply["success"], reply["outcome"]) == (False, "unknown")
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 51
+
+
+async def test_a_lost_mark_stays_lost_after_the_client_wrote_again(start: Start, engine):
+    """A later mark of the same client says nothing about one that was pushed out: neither applied nor refused."""
+    daemon = await start(engine, limits=Limits(marks_clients=4))
+    client = await pushed_out(daemon)
+    await client.ok("update", jobId="a", inc={"n": 100}, seq=3, floor=1)
+    reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=2, floor=1, again=True)
+    assert (reply["success"], reply["outcome"]) == (False, "unknown")
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 151
+
+
+async def test_a_write_behind_all_that_is_remembered_was_never_taken_and_is_applied(start: Start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=4))
+    client = await pushed_out(daemon)
+    await client.ok("update", jobId="a", inc={"n": 100}, seq=3, floor=1)
+    assert (await client.ok("update", jobId="a", inc={"n": 1}, seq=4, floor=1, again=True))["job"]["n"] == 152
+
+
+async def test_a_first_send_is_applied_whatever_was_pushed_out(start: Start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=4))
+    await pushed_out(daemon)
+    newcomer = await daemon.client("newcomer")
+    assert (await newcomer.ok("update", jobId="a", inc={"n": 1}, seq=1))["job"]["n"] == 52
+
+
+async def test_sixty_four_clients_are_remembered(daemon: Daemon):
+    first = await daemon.client("client-0")
+    await first.ok("create", job={"uuid": "a", "n": 0}, seq=1)
+    for number in range(1, 64):
+        other = await daemon.client(f"client-{number}")
+        await other.ok("update", jobId="a", inc={"n": 1}, seq=1)
+    assert (await first.ok("create", job={"uuid": "a"}, seq=1, again=True))["duplicate"]
+    one_more = await daemon.client("client-64")
+    await one_more.ok("update", jobId="a", inc={"n": 1}, seq=1)
+    reply = await first.ask("create", job={"uuid": "a"}, seq=1, again=True)
+    assert reply["outcome"] == "unknown"
+
+
+async def test_after_the_window_a_resend_counts_as_new(start: Start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=4, marks_seconds=60))
+
+    class Later(Clock):
+        def now(self) -> int:
+            return super().now() + 61 * SECOND
+
+    client = await pushed_out(daemon)
+    daemon.store._clock = Later()
+    assert (await client.ok("update", jobId="a", inc={"n": 1}, seq=2, again=True))["job"]["n"] == 52
+
+
+# --- the same client twice -------------------------------------------------------------------------------------------
+
+
+async def test_a_second_hello_with_the_same_client_ends_the_older_connection(daemon: Daemon):
+    older = await daemon.client("c")
+    await older.ok("create", job={"uuid": "a"}, seq=1)
+    newer = await daemon.client("c")
+    assert await older.line() == b""
+    assert (await newer.ok("create", job={"uuid": "a"}, seq=1, again=True))["duplicate"]
+    assert (await (await daemon.client("d")).ok("ping"))["success"]
+
+
+async def test_what_the_older_connection_had_under_way_is_decided_first(daemon: Daemon):
+    older = await daemon.client("c")
+    older.send(*({"op": "create", "job": {"uuid": f"j{seq}"}, "seq": seq, "floor": 1} for seq in range(1, 40)))
+    newer = await daemon.client("c")
+    frames = (
+        {"op": "create", "job": {"uuid": f"j{seq}"}, "seq": seq, "floor": 1, "again": True} for seq in range(1, 40)
+    )
+    for reply in await newer.in_one_go(frames):
+        assert reply["success"], reply
+    for seq in range(1, 40):
+        assert await revision(newer, f"j{seq}") == 1
+
+
+async def test_a_connection_that_changes_its_name_leaves_the_old_one_free(daemon: Daemon):
+    talker = await daemon.client("first")
+    await talker.hello("second")
+    other = await daemon.client("first")
+    assert (await talker.ok("ping"))["success"]
+    assert (await other.ok("ping"))["success"]
+    for number in range(20):
+        await talker.hello(f"name-{number}")
+    assert len(daemon.server._dispatcher._sessions) == 2
+
+
+@pytest.mark.parametrize("client", ["", "x" * 257])
+async def test_a_client_needs_a_name_of_a_sensible_length(joblet: Talker, client: str):
+    assert (await joblet.refused("hello", client=client))[0] == "bad_request"
+    assert (await joblet.ok("hello"))["success"]

@@ -1,0 +1,231 @@
+"""Golden bytes: the wire as it was promised. A change that breaks one of these breaks agents in the field."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec import UNSET, Raw
+
+from statesvc_client import wire
+from statesvc_client.wire import (
+    Acked,
+    Create,
+    Delete,
+    Get,
+    Hello,
+    Limits,
+    List,
+    Ping,
+    Rejected,
+    Reply,
+    Scope,
+    Sync,
+    Update,
+    decode_reply,
+    decode_request,
+    encode_line,
+)
+
+LIMITS = Limits()
+
+REQUESTS = [
+    (b'{"op":"ping"}', Ping()),
+    (b'{"op":"ping","requestId":"r-1"}', Ping(request_id="r-1")),
+    (b'{"op":"ping","requestId":7}', Ping(request_id=7)),
+    (
+        b'{"op":"hello","requestId":"1","client":"c1","name":"agent","nodeId":"n1","bootId":"b1","ack":"last","protocol":1}',
+        Hello(request_id="1", client="c1", name="agent", node_id="n1", boot_id="b1", ack="last", protocol=1),
+    ),
+    (
+        (
+            b'{"op":"create","jobId":"abc123","job":{"uuid":"abc123","status":"RUNNING","command":"echo test",'
+            b'"createdAt":"2025-10-26T00:00:00Z"},"requestId":"req-001","timestamp":1698432000}'
+        ),
+        Create(
+            request_id="req-001",
+            job_id="abc123",
+            job={"uuid": "abc123", "status": "RUNNING", "command": "echo test", "createdAt": "2025-10-26T00:00:00Z"},
+            timestamp=1698432000,
+        ),
+    ),
+    (
+        b'{"op":"create","kind":"kv","id":"k","record":{"value":null},"seq":3,"floor":2,"again":true}',
+        Create(kind="kv", id="k", record={"value": None}, seq=3, floor=2, again=True),
+    ),
+    (
+        (
+            b'{"op":"update","jobId":"j","job":{"a":null},"set":{"/x/y":1},"inc":{"n":1,"f":0.5},"append":{"l":[1,"2"]},'
+            b'"ifRevision":4,"upsert":true,"seq":9}'
+        ),
+        Update(
+            job_id="j",
+            job={"a": None},
+            set={"/x/y": 1},
+            inc={"n": 1, "f": 0.5},
+            append={"l": [1, "2"]},
+            if_revision=4,
+            upsert=True,
+            seq=9,
+        ),
+    ),
+    (b'{"op":"delete","job_uuid":"j","ifRevision":0}', Delete(job_id="j", if_revision=0)),
+    (b'{"op":"get","id":"j"}', Get(id="j")),
+    (
+        b'{"op":"list","filter":{"status":"RUNNING"},"sortBy":"createdAt","sortDesc":true,"limit":5,"cursor":"c"}',
+        List(filter={"status": "RUNNING"}, sort_by="createdAt", sort_desc=True, limit=5, cursor="c"),
+    ),
+    (
+        b'{"op":"sync","jobs":[{"uuid":"a"}],"mode":"replace","scope":{"nodeId":"n"}}',
+        Sync(jobs=[{"uuid": "a"}], mode="replace", scope=Scope("n")),
+    ),
+    # Spelling is forgiven, what is not known is ignored, space is space.
+    (b'{"OP":"get","JOBID":"j","RequestID":"r","whatever":[1,{}]}', Get(job_id="j", request_id="r")),
+    (b' {\t"op" : "get" , "jobid":"j"}\r', Get(job_id="j")),
+    (b'{"Op":"update","JobId":"j","Job":{"Status":"RUNNING"},"IFREVISION":1}', None),
+    (b'{"op":"ping","job":5,"jobs":"x"}', Ping()),
+]
+
+
+@pytest.mark.parametrize(
+    ("frame", "request_"), REQUESTS, ids=lambda value: value[:40] if isinstance(value, bytes) else ""
+)
+def test_a_frame_decodes_to_this_request(frame: bytes, request_: wire.Request | None):
+    expected = request_ or Update(job_id="j", job={"Status": "RUNNING"}, if_revision=1)
+    decoded = decode_request(frame, LIMITS)
+    assert decoded == expected
+    assert type(decoded) is type(expected)
+
+
+REPLIES = [
+    (Reply(request_id="r", success=True), b'{"requestId":"r","success":true}\n'),
+    (Reply(request_id="", success=True), b'{"requestId":"","success":true}\n'),
+    (Reply(request_id=7, success=True), b'{"requestId":7,"success":true}\n'),
+    (
+        Reply(request_id="r", success=False, error="GET_ERROR: job not found", code="not_found"),
+        b'{"requestId":"r","success":false,"error":"GET_ERROR: job not found","code":"not_found"}\n',
+    ),
+    (
+        Reply(
+            request_id="r",
+            success=False,
+            error="UPDATE_ERROR: revision is 2, not 1",
+            code="conflict",
+            outcome="not_applied",
+            seq=4,
+            job=Raw(b'{"uuid":"a"}'),
+        ),
+        (
+            b'{"requestId":"r","success":false,"error":"UPDATE_ERROR: revision is 2, not 1","code":"conflict",'
+            b'"outcome":"not_applied","seq":4,"job":{"uuid":"a"}}\n'
+        ),
+    ),
+    (
+        Reply(request_id="r", success=True, record=Raw(b'{"id":"k","value":1}')),
+        b'{"requestId":"r","success":true,"record":{"id":"k","value":1}}\n',
+    ),
+    (
+        Reply(request_id="r", success=True, jobs=[Raw(b"{}"), Raw(b'{"a":1}')], next_cursor="n", as_of="e.1"),
+        b'{"requestId":"r","success":true,"jobs":[{},{"a":1}],"nextCursor":"n","asOf":"e.1"}\n',
+    ),
+    (Reply(request_id="r", success=True, jobs=[]), b'{"requestId":"r","success":true,"jobs":[]}\n'),
+    (
+        Reply(request_id="r", success=True, records=[Raw(b"{}")], truncated=True),
+        b'{"requestId":"r","success":true,"records":[{}],"truncated":true}\n',
+    ),
+    (
+        Reply(request_id="r", success=True, revision=3, duplicate=True),
+        b'{"requestId":"r","success":true,"revision":3,"duplicate":true}\n',
+    ),
+    (
+        Reply(
+            request_id="r",
+            success=True,
+            applied=1,
+            unchanged=0,
+            rejected=[Rejected("conflict", "why", job_id="a"), Rejected("conflict", "why", id="b")],
+            missing=["c"],
+        ),
+        (
+            b'{"requestId":"r","success":true,"applied":1,"unchanged":0,"rejected":[{"code":"conflict","error":"why",'
+            b'"jobId":"a"},{"code":"conflict","error":"why","id":"b"}],"missing":["c"]}\n'
+        ),
+    ),
+    (Acked(acked=12), b'{"acked":12,"success":true}\n'),
+    (
+        Reply(
+            request_id="r",
+            success=True,
+            protocol=1,
+            version="0.1.0",
+            backend="memory",
+            durability="memory",
+            epoch="e",
+            limits=Limits(),
+        ),
+        (
+            b'{"requestId":"r","success":true,"protocol":1,"version":"0.1.0","backend":"memory","durability":"memory",'
+            b'"epoch":"e","limits":{"frameBytes":10485760,"frameValues":200000,"depth":256,"idChars":256,'
+            b'"recordBytes":8388608,"requestsInFlight":4096,"listLimit":1000,"marksClients":64,"marksSeconds":86400.0}}\n'
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("reply", "line"), REPLIES, ids=[repr(line[:60]) for _, line in REPLIES])
+def test_a_reply_encodes_to_these_bytes(reply: object, line: bytes):
+    assert encode_line(reply) == line
+
+
+@pytest.mark.parametrize("line", [line for _, line in REPLIES])
+def test_a_client_reads_every_line_a_daemon_writes(line: bytes):
+    read = decode_reply(line)
+    plain = msgspec.json.decode(line)
+    assert read.success is plain["success"]
+    assert read.request_id == plain.get("requestId", "")
+    assert read.acked == plain.get("acked")
+    for name in ("code", "outcome", "revision", "error", "seq"):
+        assert getattr(read, name) == plain.get(name)
+
+
+def test_a_client_ignores_what_a_newer_daemon_adds():
+    read = decode_reply(b'{"requestId":"r","success":true,"weather":"fine","total":3}')
+    assert read.success
+    assert read.job is UNSET
+
+
+@pytest.mark.parametrize("request_", [request for _, request in REQUESTS if request is not None])
+def test_what_a_client_encodes_decodes_to_the_same_request(request_: wire.Request):
+    assert decode_request(encode_line(request_)[:-1], LIMITS) == request_
+
+
+def test_the_op_table_names_every_op_once():
+    assert set(wire.OPS) == {"ping", "hello", "create", "update", "delete", "get", "list", "sync"}
+    for op, cls in wire.OPS.items():
+        assert cls().op == op
+        assert cls.purpose
+    assert {op for op, cls in wire.OPS.items() if cls.writes} == {"create", "update", "delete", "sync"}
+
+
+def test_every_code_an_op_may_answer_with_is_a_code_of_the_tree():
+    from statesvc_client.errors import BY_CODE
+
+    for cls in wire.OPS.values():
+        assert set(cls.codes) <= set(BY_CODE)
+
+
+def test_the_limits_are_the_documented_ones():
+    assert (
+        Limits(
+            frame_bytes=10 * 1024 * 1024,
+            frame_values=200_000,
+            depth=256,
+            id_chars=256,
+            record_bytes=8 * 1024 * 1024,
+            requests_in_flight=4096,
+            list_limit=1000,
+            marks_clients=64,
+            marks_seconds=86_400.0,
+        )
+        == LIMITS
+    )
+    assert wire.PROTOCOL == 1

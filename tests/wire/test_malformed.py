@@ -1,0 +1,198 @@
+"""Frames that are no requests: each gets its code and its text, none costs more than its length."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from statesvc_client.wire import Limits, Malformed, Sync, decode_request, printable
+
+LIMITS = Limits()
+
+
+def refused(frame: bytes, limits: Limits = LIMITS) -> Malformed:
+    with pytest.raises(Malformed) as caught:
+        decode_request(frame, limits)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b" ",
+        b"\r",
+        b"{",
+        b'{"op":"ping"',
+        b'{"op":"ping"}{"op":"ping"}',
+        b'{"op":"ping"} x',
+        b'{"op":"ping",}',
+        b"{'op':'ping'}",
+        b'{"op":NaN}',
+        b'{"op":Infinity}',
+        b'{"op":"ping","x":\xff}',
+        b'{"op":"ping","x":"\xff"}',
+        b'{"op":"ping","x":"\xed\xa0\x80"}',
+        b'{"op":"ping","x":"\\ud800"}',
+        b'{"op":"ping","x":"\\ud800 "}',
+        b'{"op":"ping","x":"\\udc00\\ud800"}',
+        b'{"op":"ping","x":"\x00"}',
+        b'{"op":"ping","x":"a\tb"}',
+        b'{"op":"ping","x":1e999}',
+        b'{"op":"ping","x":01}',
+        b'{"op":"ping","x":' + b"9" * 5000 + b"}",
+        b"[]",
+        b'["op"]',
+        b'"ping"',
+        b"1",
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"op":"ping","x":' + b"[" * 300 + b"]" * 300 + b"}",
+        b"\xef\xbb\xbf" + b'{"op":"ping"}',
+    ],
+    ids=lambda frame: repr(frame[:30]),
+)
+def test_what_is_not_one_json_object_is_bad_json(frame: bytes):
+    bad = refused(frame)
+    assert bad.error.code == "bad_json"
+    assert bad.error.text.startswith("INVALID_JSON: ")
+    assert bad.request_id == ""
+    assert len(bad.error.text) < 200
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (b'{"op":"fly","requestId":"r"}', "unknown operation: fly"),
+        (b'{"requestId":"r"}', "unknown operation: "),
+        (b'{"op":"","requestId":"r"}', "unknown operation: "),
+        (b'{"op":"PING","requestId":"r"}', "unknown operation: PING"),
+        (b'{"op":"a\\u0000\\nb","requestId":"r"}', "unknown operation: a\\x00\\nb"),
+        (b'{"op":"' + b"x" * 1000 + b'","requestId":"r"}', "unknown operation: " + "x" * 64 + "…"),
+    ],
+)
+def test_an_op_that_is_not_known_is_named(frame: bytes, text: str):
+    bad = refused(frame)
+    assert (bad.error.code, bad.error.text, bad.request_id) == ("unknown_op", text, "r")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"op":1,"requestId":"r"}',
+        b'{"op":null,"requestId":"r"}',
+        b'{"op":["ping"],"requestId":"r"}',
+        b'{"op":"get","requestId":"r","jobId":5}',
+        b'{"op":"get","requestId":"r","kind":{}}',
+        b'{"op":"create","requestId":"r","job":[]}',
+        b'{"op":"create","requestId":"r","job":"x"}',
+        b'{"op":"create","requestId":"r","job":{},"seq":0}',
+        b'{"op":"create","requestId":"r","job":{},"seq":-1}',
+        b'{"op":"create","requestId":"r","job":{},"seq":1.5}',
+        b'{"op":"create","requestId":"r","job":{},"seq":true}',
+        b'{"op":"create","requestId":"r","job":{},"seq":9223372036854775808}',
+        b'{"op":"create","requestId":"r","job":{},"floor":-1}',
+        b'{"op":"create","requestId":"r","job":{},"again":1}',
+        b'{"op":"update","requestId":"r","inc":{"a":"1"}}',
+        b'{"op":"update","requestId":"r","append":{"a":1}}',
+        b'{"op":"update","requestId":"r","set":[]}',
+        b'{"op":"update","requestId":"r","ifRevision":-1}',
+        b'{"op":"update","requestId":"r","upsert":"yes"}',
+        b'{"op":"list","requestId":"r","limit":"5"}',
+        b'{"op":"list","requestId":"r","filter":[]}',
+        b'{"op":"list","requestId":"r","sortDesc":1}',
+        b'{"op":"sync","requestId":"r","jobs":[null]}',
+        b'{"op":"sync","requestId":"r","jobs":{}}',
+        b'{"op":"sync","requestId":"r","jobs":[],"mode":"both"}',
+        b'{"op":"sync","requestId":"r","jobs":[],"scope":{}}',
+        b'{"op":"hello","requestId":"r","ack":"never"}',
+        b'{"op":"hello","requestId":"r","client":5}',
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_bad_request_that_names_it(frame: bytes):
+    bad = refused(frame)
+    assert bad.error.code == "bad_request"
+    assert bad.request_id == "r"
+    assert bad.error.text
+
+
+@pytest.mark.parametrize("request_id", [b"null", b"true", b"1.5", b"[]", b"{}"])
+def test_a_request_id_is_a_text_or_an_integer(request_id: bytes):
+    bad = refused(b'{"op":"ping","requestId":%s}' % request_id)
+    assert (bad.error.code, bad.request_id) == ("bad_request", "")
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> bytes:
+    """A frame `depth` deep, its own braces included."""
+    return b'{"op":"ping","x":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+def test_a_frame_may_be_as_deep_as_the_limit_and_no_deeper():
+    decode_request(nested(256), LIMITS)
+    assert refused(nested(257)).error.text == "INVALID_JSON: nested deeper than 256"
+
+
+def test_a_million_levels_are_too_many_values_before_they_are_too_deep():
+    assert refused(b"[" * 1_000_000).error.code == "too_large"
+
+
+def test_brackets_inside_strings_are_no_depth():
+    decode_request(b'{"op":"ping","x":"' + b"[{" * 1000 + b'\\"[["}', LIMITS)
+
+
+def test_depth_is_counted_by_nesting_not_by_number():
+    decode_request(b'{"op":"ping","x":[' + b"[]," * 1000 + b"[]]}", LIMITS)
+
+
+def test_a_frame_may_hold_as_many_values_as_the_limit_and_no_more():
+    limits = Limits(frame_values=1000)
+    # Five values of its own: the frame, op, jobs and its array, and the object of the last element.
+    frame = b'{"op":"sync","jobs":[' + b",".join([b"{}"] * 498) + b"]}"
+    assert isinstance(decode_request(frame, limits), Sync)
+    frame = b'{"op":"sync","jobs":[' + b",".join([b"{}"] * 600) + b"]}"
+    assert refused(frame, limits).error.code == "too_large"
+
+
+def test_commas_inside_strings_are_no_values():
+    decode_request(b'{"op":"ping","x":"' + b"," * 5000 + b'"}', Limits(frame_values=1000))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b'{"op":"ping","x":' + b"[" * 300 + b'"' + b'\\"' * 2_000_000,
+        b"[" * 300 + b'"' * 4_000_001,
+        b"[" * 300 + b"\\" * 4_000_000,
+        b"[" * 300 + b'"\\' * 2_000_000,
+        b"[" * 4_000_000,
+        b'[",",' * 800_000,
+        b'"' + b"\\u" * 2_000_000,
+    ],
+    ids=range(7),
+)
+def test_no_frame_takes_longer_than_its_length_explains(frame: bytes):
+    """A frame of 4 MB takes a fraction of a second; a check that went back at each quote would take days."""
+    assert refused(frame).error.code in {"bad_json", "too_large"}
+
+
+@example(b'{"op":"list","limit":1e2}')
+@given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+def test_any_bytes_are_a_request_or_malformed_and_nothing_else(frame: bytes):
+    code = ""
+    try:
+        decode_request(frame, LIMITS)
+    except Malformed as bad:
+        code = bad.error.code
+    assert code in {"", "bad_json", "bad_request", "unknown_op"}
+
+
+@given(st.text())
+def test_what_is_printed_of_a_callers_value_is_short_and_has_no_control_characters(text: str):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) <= 65 * len("\\U00000000")
