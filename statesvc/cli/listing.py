@@ -41,10 +41,11 @@ def _moment_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many records.")
 @click.option("--cursor", help="Go on where an earlier list ended.")
 @click.option("--all", "everything", is_flag=True, help="Follow the cursors to the end.")
+@click.option("--count", is_flag=True, help="Print only how many records there are.")
 @click.option("--show-secrets", is_flag=True, help="With json or jsonl, print secretEnvironment too.")
 @kind_option
 @talks
-def list_command(talk: Talk, *, show_secrets: bool, **asked: Any) -> None:
+def list_command(talk: Talk, *, count: bool, show_secrets: bool, **asked: Any) -> None:
     """Print records, newest first.
 
     One page is printed (100 records unless --limit says otherwise); when there are more, a line on stderr
@@ -58,6 +59,9 @@ def list_command(talk: Talk, *, show_secrets: bool, **asked: Any) -> None:
         "cursor": asked["cursor"],
     }
     with talk.open() as session:
+        if count:
+            click.echo(session.ask("list", count=True, limit=1, kind=talk.kind, filter=request["filter"])["total"])
+            return
         pages = _pages(session, request, asked["limit"], asked["everything"])
         show_pages((page.get(talk.records, []) for page in pages), talk.format, show_secrets)
 

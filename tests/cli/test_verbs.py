@@ -154,6 +154,13 @@ def test_list_filters_sorts_and_limits(ask):
     assert ids("--limit", "2") == ["filter-0", "filter-1"]
 
 
+def test_list_counts_what_the_filter_lets_pass(ask):
+    for number in range(3):
+        ask("create", f"count-{number}", "--status", "RUNNING" if number else "PENDING", "--node", "n-count")
+    assert ask("list", "--count", "--node", "n-count").out == "3\n"
+    assert ask("list", "--count", "--node", "n-count", "--status", "RUNNING").out == "2\n"
+
+
 def test_list_says_how_to_go_on_and_all_follows_the_cursors(ask):
     for number in range(7):
         ask("create", f"page-{number}", "--node", "n-page")
