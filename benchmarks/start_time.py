@@ -94,7 +94,8 @@ def fill(folder: Path, data: Path, jobs: int) -> None:
 
 def create(number: int) -> bytes:
     job = {
-        "uuid": f"job-{number}", "status": "COMPLETED", "command": "/bin/sh -c 'echo hi'", "nodeId": f"node-{number % 50}",
+        "uuid": f"job-{number}", "status": "COMPLETED", "command": "/bin/sh -c 'echo hi'",
+        "nodeId": f"node-{number % 50}",
         "pid": number, "exitCode": 0, "environment": {"PATH": "/usr/bin:/bin", "HOME": "/"}, "labels": {"team": "red"},
     }  # fmt: skip
     return json.dumps({"op": "create", "job": job}).encode() + b"\n"
@@ -166,7 +167,10 @@ def print_row(row: dict[str, object], *, first: bool) -> None:
     if first:
         print(f"{'case':<40} {'ping ms':>8} {'slowest':>8} {'request ms':>11}   bar {BAR_SECONDS * 1000:.0f} ms")
     verdict = "ok" if row["within_bar"] else "MISSED"
-    print(f"{row['case']:<40} {row['ping_ms']:>8} {row['slowest_ping_ms']:>8} {row['request_ms']:>11}   {verdict}", flush=True)
+    print(
+        f"{row['case']:<40} {row['ping_ms']:>8} {row['slowest_ping_ms']:>8} {row['request_ms']:>11}   {verdict}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

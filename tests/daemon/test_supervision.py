@@ -1,0 +1,82 @@
+"""A supervisor of systemd's kind starts the daemon: it is told what it needs to know and its socket is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.daemon.harness import Client, Daemon, environment, serving, until
+
+needs_activation = pytest.mark.skipif(
+    not shutil.which("systemd-socket-activate"), reason="systemd-socket-activate is not installed"
+)
+
+
+@pytest.fixture
+def supervisor(folder) -> Iterator[socket.socket]:
+    """A socket that is told what a supervisor is told."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(folder / "notify"))
+        sock.settimeout(30)
+        yield sock
+
+
+def told(supervisor: socket.socket) -> str:
+    return supervisor.recv(4096).decode()
+
+
+def test_a_supervisor_is_told_that_the_daemon_serves_lives_and_stops(folder, supervisor):
+    env = {"NOTIFY_SOCKET": supervisor.getsockname(), "WATCHDOG_USEC": "100000"}
+    with Daemon(folder, env=env).start() as daemon:
+        heard = [told(supervisor)]
+        while not heard[-1].startswith("READY=1"):
+            heard.append(told(supervisor))
+        assert heard[-1] == "READY=1\nSTATUS=serving sqlite"
+        assert [told(supervisor) for _ in range(5)] == ["WATCHDOG=1"] * 5
+        daemon.signal(signal.SIGTERM)
+        while not (last := told(supervisor)).startswith("STOPPING=1"):
+            assert last == "WATCHDOG=1"
+        assert daemon.exit_code() == 0
+
+
+def test_a_corrupt_store_is_never_ready_and_says_why_on_one_line(folder, supervisor):
+    (folder / "data").mkdir(mode=0o700)
+    (folder / "data" / "log.db").write_bytes(b"this is no database" * 20)
+    with Daemon(folder, env={"NOTIFY_SOCKET": supervisor.getsockname()}).start() as daemon:
+        assert daemon.exit_code() == 65
+        assert told(supervisor).startswith("STOPPING=1")
+        (line,) = daemon.events("data_corrupt")
+        assert line["level"] == "error"
+        assert str(folder / "data" / "log.db") in line["why"]
+
+
+@needs_activation
+def test_a_daemon_takes_over_the_socket_of_its_supervisor_and_leaves_it_there(folder):
+    path = folder / "activated.sock"
+    command = [
+        "systemd-socket-activate", "--listen", str(path), "-E", "PYTHONPATH",
+        sys.executable, "-m", "statesvc", "serve",
+        "--socket", str(folder / "unused.sock"), "--data", str(folder / "data"),
+    ]  # fmt: skip
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(command, env=environment(), stderr=said)
+    try:
+        until(path.exists, "the supervisor's socket")
+        with Client(path) as client:
+            assert client.ask("create", job={"uuid": "job-1"})["success"]
+        assert not (folder / "unused.sock").exists()
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert path.is_socket(), "the file belongs to the supervisor"
+    finally:
+        process.kill()
+        process.wait()
+    with serving(folder) as daemon, daemon.connect() as client:
+        assert client.ask("get", jobId="job-1")["success"]
