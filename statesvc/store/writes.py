@@ -16,7 +16,7 @@ from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import Event, Keys, Row, Write
 from . import clock, marks
-from .kinds import GIVEN_AT_BIRTH, Kind
+from .kinds import GIVEN_AT_BIRTH, MANAGED, Kind
 from .records import Times, encode, index_keys, spelled, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
 
@@ -77,14 +77,13 @@ def _born(request: WriteRequest, fields: Fields, subject: Subject, caller: Calle
     record: Fields = {kind.id_field: subject.id, **users_own(kind, fields)}
     status = _status_of(kind, record)
     times = _birth_times(kind, fields, status, moment)
-    record |= {"uid": moment.new_uid(), "revision": 1}
-    for name, at in (
-        ("createdAt", times.created),
-        ("startedAt", times.started),
-        ("completedAt", times.completed),
-    ):
-        if at is not None:
-            record[name] = fields[name] if clock.given(fields.get(name)) else moment.text(at)
+    record["uid"] = moment.new_uid()
+    record["revision"] = 1
+    record["createdAt"] = _shown(fields, "createdAt", times.created, moment)
+    if times.started is not None:
+        record["startedAt"] = _shown(fields, "startedAt", times.started, moment)
+    if times.completed is not None:
+        record["completedAt"] = _shown(fields, "completedAt", times.completed, moment)
     record["updatedAt"] = moment.text(times.updated)
     return _write(request, subject, record, times, Event("created", moment.now, None, status), caller, moment)
 
@@ -108,9 +107,8 @@ def update(request: Update, fields: Fields, subject: Subject, caller: Caller, mo
         return _update_absent(request, fields, subject, caller, moment)
     if request.if_revision is not None and request.if_revision != row.revision:
         raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
-    before = decode_record(row.body)
-    after = _patched(request, fields, before, subject.kind, caller)
     own = users_own(subject.kind, fields)
+    after = _patched(request, own, decode_record(row.body), subject.kind, caller)
     return _moved(request, row, after, subject, caller, moment, stepwise=caller.said_hello, given=own)
 
 
@@ -119,7 +117,7 @@ def _update_absent(request: Update, fields: Fields, subject: Subject, caller: Ca
     overtook_its_create = not caller.said_hello and subject.row is None and fields.get("status")
     if request.if_revision or not (request.upsert or overtook_its_create):
         raise NotFound(f"{subject.kind.name} not found")
-    made = _patched(request, fields, {}, subject.kind, caller)
+    made = _patched(request, users_own(subject.kind, fields), {}, subject.kind, caller)
     return _born(request, {**made, **_birth_fields(fields)}, subject, caller, moment)
 
 
@@ -127,8 +125,7 @@ def _birth_fields(fields: Fields) -> Fields:
     return {name: fields[name] for name in GIVEN_AT_BIRTH if name in fields}
 
 
-def _patched(request: Update, fields: Fields, before: Fields, kind: Kind, caller: Caller) -> Fields:
-    own = users_own(kind, fields)
+def _patched(request: Update, own: Fields, before: Fields, kind: Kind, caller: Caller) -> Fields:
     after = patch.merge(before, own) if caller.said_hello else {**before, **own}
     for changes, change in (
         (request.set, patch.assign),
@@ -137,7 +134,7 @@ def _patched(request: Update, fields: Fields, before: Fields, kind: Kind, caller
     ):
         for path, value in (changes or {}).items():
             names = spelled_path(kind, patch.steps(path))
-            if users_own(kind, {names[0]: None}):
+            if names[0] not in MANAGED and names[0] != kind.id_field:
                 after = change(after, names, value)  # type: ignore[arg-type]
     return after
 
@@ -169,13 +166,17 @@ def _moved(
         event = Event("status", moment.now, old, new)
     after["revision"] = row.revision + 1
     after["updatedAt"] = moment.text(times.updated)
-    for name, at, known in (
-        ("startedAt", times.started, keys.started),
-        ("completedAt", times.completed, keys.completed),
-    ):
-        if at is not None and known is None:
-            after[name] = given[name] if clock.given(given.get(name)) else moment.text(at)
+    if times.started is not None and keys.started is None:
+        after["startedAt"] = _shown(given, "startedAt", times.started, moment)
+    if times.completed is not None and keys.completed is None:
+        after["completedAt"] = _shown(given, "completedAt", times.completed, moment)
     return _write(request, subject, after, times, event, caller, moment)
+
+
+def _shown(given: Fields, name: str, at: int, moment: Moment) -> str:
+    """A time as text: as it was given, where it was."""
+    text: str = given[name] if clock.given(given.get(name)) else moment.text(at)
+    return text
 
 
 def _first_given(known: int | None, given: Fields, name: str) -> int | None:
