@@ -32,6 +32,7 @@ from ..ordering import Index, index_name, place_of
 from ..port import Engine, EngineBroken, Key, LogEntry, Query, Result, Row, Unit, Write
 from . import watermark
 from .cache import RowCache, cost
+from .files import unreadable
 from .log import Change, End, read_entries
 from .opening import Files, Paths, open_files, problems
 from .state import StateReader
@@ -197,7 +198,7 @@ class SqliteEngine(Engine):
         try:
             row = self._reader.row(key)
         except apsw.Error as problem:
-            raise Internal(f"state.db cannot be read: {problem}") from None
+            raise unreadable(self._paths.state, problem) from None
         self._cache.put(key, row)
         return row
 
@@ -242,7 +243,10 @@ class SqliteEngine(Engine):
 
     async def read_log(self, after: int, limit: int) -> list[LogEntry]:
         self._check_usable()
-        return await asyncio.to_thread(read_entries, self._paths.log, after, limit)
+        try:
+            return await asyncio.to_thread(read_entries, self._paths.log, after, limit)
+        except apsw.Error as problem:
+            raise unreadable(self._paths.log, problem) from None
 
     async def _in_applier(self, work: Callable[[], Any]) -> None:
         try:

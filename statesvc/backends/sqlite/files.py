@@ -1,6 +1,9 @@
-"""Opening SQLite files: permissions, settings, format versions and migrations.
+"""Opening SQLite files: permissions, settings, page checksums, format versions and migrations.
 
 Owns what every file of the engine has in common. Must not know what the tables mean.
+
+Every page carries a checksum, kept by SQLite's own checksum VFS: a flipped bit is an error when the page is read, never
+a wrong answer.
 """
 
 from __future__ import annotations
@@ -8,12 +11,16 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import apsw
+import apsw.sqlite_extra
 
-from ..port import DataCorrupt
+from statesvc_client.errors import Internal
+
+from ..port import DataCorrupt, EngineBroken
 from .wal import Tail, unread_tail
 
 APPLICATION_ID = 0x53535643
@@ -23,6 +30,9 @@ BUSY_MILLISECONDS = 5_000
 """Only our own threads share a file; they hold it for moments."""
 
 _MAGIC = b"SQLite format 3\x00"
+
+CHECKSUM_BYTES = 8
+"""Kept free at the end of every page for its checksum; SQLite notes the number in the file's header."""
 
 
 class Format:
@@ -50,6 +60,8 @@ def stored_version(path: Path) -> int | None:
         return None
     if len(header) < 100 or not header.startswith(_MAGIC):
         raise DataCorrupt(f"{path} is not a SQLite database: its header is damaged")
+    if header[20] != CHECKSUM_BYTES:
+        raise DataCorrupt(f"{path} has no page checksums: its header is damaged, or another program made it")
     version, application = struct.unpack(">I4xI", header[60:72])
     if version == 0 and application == 0:
         return None
@@ -75,8 +87,10 @@ def open_file(
     refuse_newer(path, format_)
     # SQLite gives its side files the mode of the main one: nobody but us reads any of them.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    db = apsw.Connection(str(path))
+    db = apsw.Connection(str(path), vfs=_checksum_vfs())
     try:
+        if path.stat().st_size == 0:
+            db.reserve_bytes("main", CHECKSUM_BYTES)
         _set(db, synchronous)
         judge(unread_tail(db, path))
         _migrate(db, format_)
@@ -84,6 +98,39 @@ def open_file(
         close_untouched(db)
         raise
     return db
+
+
+@cache
+def _checksum_vfs() -> str:
+    """The VFS that checks pages; loading its extension makes it known to the whole process."""
+    db = apsw.Connection(":memory:")
+    try:
+        apsw.sqlite_extra.load(db, "cksumvfs")
+    except apsw.sqlite_extra.NotAvailable as missing:
+        raise EngineBroken(f"apsw lacks SQLite's checksum VFS; install it from PyPI's wheels: {missing}") from None
+    finally:
+        db.close()
+    return "cksmvfs"
+
+
+def is_damage(problem: Exception) -> bool:
+    """Whether SQLite found the file damaged, rather than the disk failing."""
+    return _is_damaged_page(problem) or isinstance(problem, (apsw.CorruptError, apsw.NotADBError))
+
+
+def _is_damaged_page(problem: Exception) -> bool:
+    return getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
+
+
+def in_words(problem: Exception) -> str:
+    """What SQLite says; its words for a damaged page ("disk I/O error") would send people to the wrong place."""
+    return "a page does not match its checksum" if _is_damaged_page(problem) else str(problem)
+
+
+def unreadable(path: Path, problem: apsw.Error) -> Internal:
+    """The answer to a request whose record cannot be read."""
+    what = "is damaged; stop the daemon and bring back a copy" if is_damage(problem) else "cannot be read"
+    return Internal(f"{path.name} {what}: {in_words(problem)}")
 
 
 def close_untouched(db: apsw.Connection) -> None:
@@ -118,7 +165,7 @@ class Checkpoints:
 
 
 def open_reader(path: Path) -> apsw.Connection:
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=_checksum_vfs())
     db.set_busy_timeout(BUSY_MILLISECONDS)
     return db
 

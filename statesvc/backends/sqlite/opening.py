@@ -6,6 +6,8 @@ requests. Everything here blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from statesvc_client.errors import NoSpace
 from ... import logs
 from ..port import DataCorrupt, EngineBroken, Key, Row
 from . import watermark
-from .files import open_reader, refuse_newer
+from .files import in_words, is_damage, open_reader, refuse_newer
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile, digest_at, read_batches
 from .state import FORMAT as STATE_FORMAT
@@ -60,40 +62,46 @@ _CURE = "bring back a copy of all its files, or try without state.db, which is m
 
 def open_files(paths: Paths, synchronous: str) -> Files:
     """Both files, checked and in step. Raises `DataCorrupt` rather than serve less than there was."""
-    try:
-        return _open_checked(paths, synchronous)
-    except (apsw.CorruptError, apsw.NotADBError) as problem:
-        raise DataCorrupt(f"the store in {paths.folder} is damaged: {problem}; {_CURE}") from None
-    except (msgspec.DecodeError, TypeError, ValueError) as problem:
-        # SQLite does not look into values: a damaged one shows when it is used.
-        raise DataCorrupt(f"the store in {paths.folder} is damaged: {problem}; {_CURE}") from None
-    except apsw.FullError:
-        raise NoSpace(f"the store in {paths.folder} cannot be opened: the disk is full") from None
-    except (apsw.Error, OSError) as problem:
-        raise EngineBroken(f"the store in {paths.folder} cannot be opened: {problem}") from None
-
-
-def _open_checked(paths: Paths, synchronous: str) -> Files:
     refuse_newer(paths.log, LOG_FORMAT)
     refuse_newer(paths.state, STATE_FORMAT)
     mark = watermark.read(paths.watermark)
     if not paths.log.exists() and (mark is not None or paths.state.exists()):
         raise DataCorrupt(f"{paths.log} is missing, but other files of the store are there: bring it back")
-    log_file = LogFile(paths.log, synchronous)
+    with _named(paths.log):
+        log_file = LogFile(paths.log, synchronous)
     try:
-        _check_tail(log_file, mark, paths)
-        state = _open_state(log_file, paths)
+        with _named(paths.log):
+            _check_tail(log_file, mark, paths)
+        with _named(paths.state):
+            state = _open_state(log_file, paths)
     except BaseException:
         log_file.abandon()
         raise
     files = Files(log_file, state)
     try:
-        _replay(files, paths)
-        watermark.sync_folder(paths.folder)
+        with _named(paths.folder):
+            _replay(files, paths)
+            watermark.sync_folder(paths.folder)
     except BaseException:
         files.abandon()
         raise
     return files
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Tell what went wrong with which file."""
+    try:
+        yield
+    except (msgspec.DecodeError, TypeError, ValueError) as problem:
+        # SQLite does not look into values: a damaged one shows when it is used.
+        raise DataCorrupt(f"{path} is damaged: {problem}; {_CURE}") from None
+    except apsw.FullError:
+        raise NoSpace(f"{path} cannot be opened: the disk is full") from None
+    except (apsw.Error, OSError) as problem:
+        if is_damage(problem):
+            raise DataCorrupt(f"{path} is damaged: {in_words(problem)}; {_CURE}") from None
+        raise EngineBroken(f"{path} cannot be opened: {problem}") from None
 
 
 def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
@@ -174,6 +182,8 @@ def problems(paths: Paths, start: End) -> list[str]:
     try:
         found = [f"log.db: {text}" for (text,) in db.execute("PRAGMA integrity_check") if text != "ok"]
         return [*found, *reader.problems(), *_differences(db, paths, start, reader)]
+    except apsw.Error as problem:
+        return [in_words(problem)]
     except DataCorrupt as corrupt:
         return [str(corrupt)]
     finally:

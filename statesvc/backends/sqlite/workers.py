@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from statesvc_client.errors import Internal
-
+from .files import unreadable
 from .state import StateReader
 
 READERS = 2
@@ -57,6 +56,7 @@ class ReaderPool:
     def __init__(self, path: Path) -> None:
         self._mine = threading.local()
         # Opened now: when every descriptor is taken by clients it would be too late.
+        self._path = path
         self._all = [StateReader(path) for _ in range(READERS)]
         self._free = list(self._all)
         self._threads = ThreadPoolExecutor(READERS, "statesvc-read", initializer=self._take_one)
@@ -65,7 +65,7 @@ class ReaderPool:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, read)
         except apsw.Error as problem:
-            raise Internal(f"state.db cannot be read: {problem}") from None
+            raise unreadable(self._path, problem) from None
 
     def _read(self, read: Callable[[StateReader], Found]) -> Found:
         reader: StateReader = self._mine.reader
