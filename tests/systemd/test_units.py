@@ -34,11 +34,8 @@ def test_the_service_is_hardly_exposed():
 
 
 @needs_systemd_analyze
-def test_the_units_verify_without_a_complaint(tmp_path):
-    for unit in ("statesvc.service", "statesvc.socket"):
-        text = (UNITS / unit).read_text()
-        (tmp_path / unit).write_text(text.replace("ExecStart=/usr/bin/statesvc", f"ExecStart={shutil.which('true')}"))
-    units = [str(tmp_path / unit) for unit in ("statesvc.service", "statesvc.socket")]
+def test_the_units_verify_without_a_complaint():
+    units = [str(UNITS / unit) for unit in ("statesvc.service", "statesvc.socket")]
     command = ["systemd-analyze", "verify", "--man=no", *units]
     report = subprocess.run(command, capture_output=True, text=True, check=False)
     complaints = [line for line in report.stderr.splitlines() if "statesvc" in line]
