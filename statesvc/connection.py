@@ -111,9 +111,7 @@ class Connection(asyncio.Protocol):
         # First also because a write whose commit failed holds back the frames behind it: it is noted by sending it.
         self._send()
         turn = TURN
-        while self._frames and self._task is None and self._may_go_on():
-            if turn == 0:
-                break
+        while self._frames and self._task is None and self._may_go_on() and turn:
             turn -= 1
             answer = self._dispatcher.answer(self._frames.popleft(), self._session)
             if type(answer) is Answer:
@@ -128,6 +126,10 @@ class Connection(asyncio.Protocol):
         self._regulate_reading()
 
     def _may_go_on(self) -> bool:
+        congested = self._dispatcher.congestion
+        if congested is not None:
+            self._come_back_after(congested)
+            return False
         return (
             self._writable
             and not self._discarding
@@ -165,6 +167,9 @@ class Connection(asyncio.Protocol):
             return
         self._reading = wanted
         if wanted:
+            # The time a frame may take runs while we listen.
+            if self._splitter.held:
+                self._partial_since = asyncio.get_running_loop().time()
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
@@ -175,7 +180,11 @@ class Connection(asyncio.Protocol):
         self._line.append(answer)
         self._line_bytes += len(answer.line) + answer.weight
         batch = answer.after
-        if batch is not None and not batch.settled and batch is not self._last_batch:
+        if batch is not None and not batch.settled:
+            self._come_back_after(batch)
+
+    def _come_back_after(self, batch: Batch) -> None:
+        if batch is not self._last_batch:
             self._last_batch = batch
             batch.listeners.append(self._answer_frames)
 
@@ -260,7 +269,7 @@ class Connection(asyncio.Protocol):
         if self._stalled_since and now - self._stalled_since > self._bounds.stalled_output_seconds:
             self._transport.abort()
             return "replies_not_taken"
-        if self._partial_since and now - self._partial_since > self._bounds.partial_frame_seconds:
+        if self._reading and self._partial_since and now - self._partial_since > self._bounds.partial_frame_seconds:
             self._transport.abort()
             return "frame_not_finished"
         return None

@@ -7,7 +7,7 @@ about records: that is the store's.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msgspec import UNSET, Raw
 
@@ -17,13 +17,15 @@ from statesvc_client.wire import Limits, Malformed, Rejected, Reply, Request
 
 from . import logs
 from .store.batches import Batch
-from .store.listing import Paging, list_records
+from .store.listing import ENVELOPE_BYTES, Paging, list_records
 from .store.records import without_secrets
 from .store.store import Decided, PointWrite, Store
-from .store.syncing import sync
+from .store.syncing import SyncReport, sync
 from .store.writes import Caller
 
 log = logs.get(__name__)
+
+Item = TypeVar("Item")
 
 
 class Answer(NamedTuple):
@@ -109,6 +111,11 @@ class Dispatcher:
             wire.Hello: self._hello,
         }
 
+    @property
+    def congestion(self) -> Batch | None:
+        """What to wait for before more frames are taken, if anything."""
+        return self._store.commits.full
+
     def answer(self, frame: bytes, session: Session) -> Answer | Awaitable[Answer]:
         """The answer to one frame, or a promise of it. Never raises."""
         try:
@@ -164,20 +171,31 @@ class Dispatcher:
             raise BadRequest(f"protocol {request.protocol} is not spoken here; known: {wire.PROTOCOL}")
         if request.client is not None and not 1 <= len(request.client) <= self._limits.id_chars:
             raise BadRequest(f"client must have 1 to {self._limits.id_chars} characters")
+        older = self._sessions.get(request.client or "")
+        if older is session or session.caller.said_hello:
+            return self._hello_again(request, session)
+        if older is None:
+            return self._introduce(request, session)
+        return self._take_over(request, session, older)
+
+    async def _hello_again(self, request: wire.Hello, session: Session) -> Answer:
+        """Writes under way belong to who the caller was; they are answered before it becomes another."""
+        await self._store.commits.settled()
         self.forget(session)
         older = self._sessions.get(request.client or "")
+        return self._introduce(request, session) if older is None else await self._take_over(request, session, older)
+
+    async def _take_over(self, request: wire.Hello, session: Session, older: Session) -> Answer:
+        """What the client's older connection had under way is decided before this one begins."""
+        await older.connection.end()
+        return self._introduce(request, session)
+
+    def _introduce(self, request: wire.Hello, session: Session) -> Answer:
         session.caller = Caller(said_hello=True, client=request.client or "")
         session.ack_last = request.ack == "last"
         session.last_seq, session.stopped_at = 0, None
         if request.client:
             self._sessions[request.client] = session
-        if older is None:
-            return self._welcome(request)
-        return self._after(older.connection.end(), request)
-
-    async def _after(self, older: Awaitable[None], request: wire.Hello) -> Answer:
-        """What the client's older connection had under way is decided before this one begins."""
-        await older
         return self._welcome(request)
 
     def _welcome(self, request: wire.Hello) -> Answer:
@@ -211,7 +229,7 @@ class Dispatcher:
         if decided.refused is not None:
             return self.failure(request, session, decided.refused)._replace(after=decided.after)
         if session.ack_last and request.seq is not None:
-            weight = 0 if decided.row is None else len(decided.row.body)
+            weight = 0 if decided.row is None else len(decided.row.body) + len(decided.row.marks)
             return Answer(b"", decided.after, request, silent=True, weight=weight)
         reply = Reply(request_id=request.request_id, success=True)
         if decided.duplicate_of is not None:
@@ -252,10 +270,37 @@ class Dispatcher:
             success=True,
             applied=report.applied,
             unchanged=report.unchanged,
-            rejected=[_rejected(request.kind, name, error) for name, error in report.rejected] or None,
-            missing=report.missing or None,
         )
+        self._put_lists(reply, request.kind, report)
         return Answer(wire.encode_line(reply), None, request)
+
+    def _put_lists(self, reply: Reply, kind: str, report: SyncReport) -> None:
+        """What was refused and what was missing, as far as a frame holds it."""
+        room = self._limits.frame_bytes // 2
+        rejected, missing = report.rejected, report.missing or []
+        shown = [_rejected(kind, name, error) for name, error in _fitting(rejected, room, _rejected_bytes)]
+        named = _fitting(missing, room, _name_bytes)
+        reply.rejected, reply.missing = shown or None, named or None
+        reply.truncated = len(shown) < len(rejected) or len(named) < len(missing)
+
+
+def _fitting(items: list[Item], room: int, size: Callable[[Item], int]) -> list[Item]:
+    """As many items from the front as fit the room."""
+    for number, item in enumerate(items):
+        room -= size(item)
+        if room < ENVELOPE_BYTES:
+            return items[:number]
+    return items
+
+
+def _rejected_bytes(item: tuple[str, StateError]) -> int:
+    name, error = item
+    # Escaped as JSON a character takes six bytes at most, and the names of the fields take their part.
+    return 6 * (len(name) + len(error.text)) + 64
+
+
+def _name_bytes(name: str) -> int:
+    return 6 * len(name) + 3
 
 
 def _found(request: wire.Get, decided: Decided) -> Answer:

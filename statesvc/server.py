@@ -4,6 +4,9 @@ Owns the order of start and stop and the process-wide timers. Must not know requ
 
 The socket is up before the engine is: a ping is answered at once, everything else waits a moment for the engine, or is
 told `unavailable` while it stays away. Nothing falls back to another engine.
+
+The first signal, or the end of the parent, drains, each step within a deadline. A second signal ends the process at
+once, whatever it is doing: a store survives that, as it survives a kill.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from statesvc_client import __version__, wire
 from statesvc_client.errors import Busy, Denied, StateError, Unavailable
@@ -25,7 +28,7 @@ from .connection import Bounds, Connection
 from .dispatch import Dispatcher
 from .process.descriptors import room_for
 from .process.listener import Listener, listen, listen_on_inherited
-from .process.notify import Notifier, activated_sockets, watchdog_interval
+from .process.notify import Notifier, activated_socket, watchdog_interval
 from .process.parent import watch_parent
 from .process.peers import Access, peer_credentials
 from .store.kinds import Kinds
@@ -48,15 +51,26 @@ SWEEP_SECONDS = 1.0
 RETRY_SECONDS = 1.0
 """Pause between two tries to open an engine that is away."""
 
+CLOSE_SECONDS = 10.0
+"""What closing the engine may take at least, however short the drain: given up, the next start has to replay."""
 
-def run(settings: Settings, *, parent_fd: int | None = None, announce: Callable[[Settings], None] | None = None) -> int:
+Announce = Callable[[str], None]
+"""Is told where the daemon listens, as soon as it does."""
+
+
+def run(settings: Settings, *, parent_fd: int | None = None, announce: Announce | None = None) -> int:
     """Serve until told to stop; returns the exit code."""
     import uvloop
 
     # The hot path makes no reference cycles. Looking for some after every 700 objects costs a quarter of it.
     gc.set_threshold(50_000, 20, 50)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Server(settings, backends.make(settings)).serve(parent_fd, announce))
+        server = Server(settings, backends.make(settings))
+        exit_code = runner.run(server.serve(parent_fd, announce))
+        if not server.closed:
+            # A thread is stuck, with a disk that does not answer or in a long replay: a proper exit would wait for it.
+            os._exit(exit_code)
+        return exit_code
 
 
 class Server:
@@ -92,23 +106,26 @@ class Server:
         """The first try to open the engine has ended, well or badly."""
         self._why_not: StateError | None = None
         self._stop = asyncio.Event()
+        self._signals = 0
         self._exit_code = EXIT_DRAINED
+        self.closed = False
+        """The engine was closed within its time: nothing of it is under way any more."""
         self._notifier = Notifier.from_environment()
 
-    async def serve(self, parent_fd: int | None = None, announce: Callable[[Settings], None] | None = None) -> int:
+    async def serve(self, parent_fd: int | None = None, announce: Announce | None = None) -> int:
         """Start, serve, drain, close."""
         self._engine.own()
         with self._listen() as listener:
             acceptor = await self._accept(listener)
-            self._heed_signals(parent_fd)
+            self._heed_signals(listener, parent_fd)
             if announce is not None:
-                announce(self._settings)
+                announce(listener.path)
             # In a thread: loading the log library takes longer than answering the first ping should.
             await asyncio.to_thread(logs.configure, self._settings.log.level, self._settings.log.format)
             if self._most_clients < self._settings.limits.clients:
                 log.warning("fewer_clients", limit=self._most_clients, why="the limit on open files (LimitNOFILE)")
             log.info("listening", socket=listener.path, version=__version__, pid=os.getpid())
-            duties = [self._start(duty) for duty in (self._open_engine(), self._sweep(), self._watchdog())]
+            duties = self._take_up_duties()
             await self._stop.wait()
             listener.remove_file()
             acceptor.close()
@@ -119,9 +136,9 @@ class Server:
     # --- start -----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> Listener:
-        inherited = activated_sockets()
-        if inherited:
-            return listen_on_inherited(inherited[0].sock)
+        inherited = activated_socket()
+        if inherited is not None:
+            return listen_on_inherited(inherited)
         access = self._settings.access
         return listen(
             str(self._settings.socket), mode=identities.socket_mode(access), gid=identities.socket_gid(access)
@@ -158,26 +175,40 @@ class Server:
         log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
         return Denied(f"uid {peer.uid} may not connect; see access.uids and access.gids of the configuration")
 
-    def _heed_signals(self, parent_fd: int | None) -> None:
+    def _heed_signals(self, listener: Listener, parent_fd: int | None) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, signal.Signals(number).name)
+            loop.add_signal_handler(number, self._heed, number, listener)
         if parent_fd is not None:
             watch_parent(loop, parent_fd, lambda: self._signalled("parent_gone"))
 
-    def _signalled(self, reason: str) -> None:
-        """Drain; told twice, end at once."""
-        if self._stop.is_set():
-            log.warning("ending_at_once", reason=reason)
-            for connection in list(self._connections):
-                connection.abort()
-            return
-        log.info("draining", reason=reason, connections=len(self._connections))
-        self._stop.set()
+    def _heed(self, number: signal.Signals, listener: Listener) -> None:
+        """The first signal drains. The second means now; the end of the parent is no signal and does not count."""
+        self._signals += 1
+        if self._signals > 1:
+            log.warning("ending_at_once", reason=number.name, connections=len(self._connections))
+            try:
+                listener.remove_file()
+            finally:
+                _die_of(number)
+        self._signalled(number.name)
 
-    @staticmethod
-    def _start(duty: Awaitable[None]) -> asyncio.Task[None]:
-        return asyncio.ensure_future(duty)
+    def _signalled(self, reason: str) -> None:
+        """Drain; told again, nothing changes."""
+        if not self._stop.is_set():
+            log.info("draining", reason=reason, connections=len(self._connections))
+            self._end()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._outcome_known.set()  # who waits for the engine is told that it will not come
+
+    def _take_up_duties(self) -> list[asyncio.Task[None]]:
+        duties = [self._open_engine(), _regularly(SWEEP_SECONDS, "sweep", self._sweep)]
+        interval = watchdog_interval()
+        if interval is not None:
+            duties.append(_regularly(interval, "feed_watchdog", self._feed_watchdog))
+        return [asyncio.create_task(duty) for duty in duties]
 
     # --- the engine ------------------------------------------------------------------------------------------------
 
@@ -185,22 +216,27 @@ class Server:
         """Open the engine, again and again while it is away."""
         self._engine.on_broken(self._engine_broke)
         while not self._stop.is_set():
-            try:
-                await self._engine.open()
-            except DataCorrupt as corrupt:
-                self._give_up(EXIT_CORRUPT, "data_corrupt", corrupt)
-            except EngineBroken as broken:
-                self._give_up(EXIT_IO, "engine_broken", broken)
-            except StateError as away:
-                if self._settings.require_backend:
-                    self._give_up(EXIT_NO_ENGINE, "engine_unavailable", away)
-                self._not_yet(away)
-                await asyncio.sleep(RETRY_SECONDS)
-            except Exception as bug:  # noqa: BLE001 - whatever it is, a daemon without an engine must not linger
-                self._give_up(EXIT_IO, "engine_broken", bug)
-            else:
-                self._now_open()
+            if await self._is_decided():
                 return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _is_decided(self) -> bool:
+        """Try to open the engine; False when it is worth another try."""
+        try:
+            await self._engine.open()
+            self._now_open()
+        except DataCorrupt as corrupt:
+            self._give_up(EXIT_CORRUPT, "data_corrupt", corrupt)
+        except EngineBroken as broken:
+            self._give_up(EXIT_IO, "engine_broken", broken)
+        except StateError as away:
+            if not self._settings.require_backend:
+                self._not_yet(away)
+                return False
+            self._give_up(EXIT_NO_ENGINE, "engine_unavailable", away)
+        except Exception as bug:  # noqa: BLE001 - whatever it is, a daemon without an engine must not linger
+            self._give_up(EXIT_IO, "engine_broken", bug)
+        return True
 
     def _now_open(self) -> None:
         self._store.start()
@@ -224,8 +260,7 @@ class Server:
         log.error(event, why=str(why))
         self._exit_code = exit_code
         self._why_not = Unavailable(str(why))
-        self._outcome_known.set()
-        self._stop.set()
+        self._end()
 
     def _ready(self) -> Awaitable[None] | None:
         """None when requests can be served; else what to wait for, which raises when it takes too long."""
@@ -249,39 +284,68 @@ class Server:
 
     async def _sweep(self) -> None:
         """End connections that hold resources and do not move."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            for connection in list(self._connections):
-                why = connection.end_if_stuck(loop.time())
-                if why is not None:
-                    log.warning("connection_ended", why=why)
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections):
+            why = connection.end_if_stuck(now)
+            if why is not None:
+                log.warning("connection_ended", why=why)
 
-    async def _watchdog(self) -> None:
+    async def _feed_watchdog(self) -> None:
         """Tell the supervisor that the loop turns and the engine answers."""
-        interval = watchdog_interval()
-        while interval is not None:
-            if self._open:
-                await self._engine.ping()
-            self._notifier.alive()
-            await asyncio.sleep(interval)
+        if self._open:
+            await self._engine.ping()
+        self._notifier.alive()
 
     # --- stop ------------------------------------------------------------------------------------------------------
 
     async def _drain(self, duties: list[asyncio.Task[None]]) -> None:
-        """Answer what was read, commit it, close; within the deadline."""
+        """Answer what was read, commit it, close; each within its deadline."""
         self._notifier.stopping("draining")
         for duty in duties:
             duty.cancel()
-        await asyncio.gather(*duties, return_exceptions=True)
-        waiting = [connection.finish() for connection in list(self._connections)]
-        if waiting:
-            await asyncio.wait(waiting, timeout=self._settings.drain_seconds)  # type: ignore[type-var]
-        for connection in list(self._connections):
+        await self._finish_connections(duties)
+        seconds = max(self._settings.drain_seconds, CLOSE_SECONDS)
+        closing = asyncio.create_task(self._close())
+        await asyncio.wait([closing], timeout=seconds)
+        self.closed = closing.done()
+        if self.closed:
+            closing.result()
+            return
+        closing.cancel()
+        log.error("not_closed_in_time", backend=self._engine.name, seconds=seconds)
+        if self._open and self._exit_code == EXIT_DRAINED:
+            self._exit_code = EXIT_IO
+
+    async def _finish_connections(self, duties: list[asyncio.Task[None]]) -> None:
+        finishing = [connection.finish() for connection in list(self._connections)]
+        await asyncio.wait([*duties, *finishing], timeout=self._settings.drain_seconds)  # type: ignore[type-var]
+        left = list(self._connections)
+        if left:
+            log.warning("connections_aborted", connections=len(left))
+        for connection in left:
             connection.abort()
+
+    async def _close(self) -> None:
         if self._open:
             await self._store.stop()
         await self._engine.close()
+
+
+async def _regularly(seconds: float, name: str, duty: Callable[[], Awaitable[None]]) -> None:
+    """Do it every so often, for as long as the daemon serves. A failure is logged, and does not end the duty."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await duty()
+        except Exception:  # whatever it is, the next turn may be better
+            log.exception("duty_failed", duty=name)
+
+
+def _die_of(number: signal.Signals) -> NoReturn:
+    """End as the signal ends a process that does not heed it, so that whoever waits for us sees why."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the first process of a container outlives a signal it does not heed
 
 
 class _Doorkeeper(asyncio.Protocol):

@@ -38,6 +38,11 @@ class FlushTimeout(AdapterError, TimeoutError):
             f"{waiting} writes were not acknowledged within {seconds:g} s; they stay queued: is the daemon running?"
         )
         self.waiting = waiting
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[type[FlushTimeout], tuple[int, float]]:
+        """An error may cross to another process; its text alone does not make one again."""
+        return type(self), (self.waiting, self.seconds)
 
 
 class Closed(AdapterError):

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -39,6 +40,8 @@ class StateStore(Face):
         super().__init__(core)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._ended = False
+        """The loop is ending or gone: what is given to it now would never be done."""
         self._starting = threading.Lock()
         core.revive = self._revive
         core.on_fork = self._forget_thread
@@ -103,9 +106,15 @@ class StateStore(Face):
 
     def close(self, timeout: float | None = None) -> CloseReport:
         """Flush within the deadline, end, and tell what was left. Never hangs."""
-        if self._core.report is not None:
-            return self._core.report
-        report = self._run(self._core.close(timeout))
+        report = self._core.report
+        if report is not None:
+            return report
+        try:
+            report = self._run(self._core.close(timeout))
+        except Closed:
+            report = self._core.report  # another thread closed it meanwhile, and its report is ours
+            if report is None:
+                raise
         self._stop_thread()
         return report
 
@@ -132,6 +141,7 @@ class StateStore(Face):
     def _forget_thread(self) -> None:
         """In a forked child there is no thread; the first use makes one."""
         self._loop = self._thread = None
+        self._ended = False
         self._starting = threading.Lock()
 
     def _revive(self) -> None:
@@ -143,19 +153,36 @@ class StateStore(Face):
             self._loop.call_soon_threadsafe(self._core.attach)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._thread is not None and threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "a callback of the store called a method that waits for the store (flush, room, call, fetch, close): "
+                "both run on one thread, so it would wait for ever. Do it on a thread of your own"
+            )
         if self._loop is None:
             self._revive()
-        loop = self._loop
-        if loop is None or loop.is_closed():
-            work.close()
-            raise Closed("the store was closed")
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        doing = self._submit(work)
+        try:
+            return doing.result()
+        except CancelledError:
+            raise Closed("the store was closed while this waited") from None
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._starting:
+            if self._ended or self._loop is None:
+                work.close()
+                raise Closed("the store was closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _stop_thread(self) -> None:
+        """End the loop and its thread; whoever still waits for something on it is told."""
         loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None:
+        with self._starting:
+            if self._ended or loop is None or thread is None:
+                return
+            self._ended = True
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(5)
+        thread.join(5)
 
 
 def _lingering(options: Options) -> Options:
@@ -167,9 +194,17 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
+        loop.run_until_complete(_end_what_is_left())
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+async def _end_what_is_left() -> None:
+    """Cancel every other task of the loop: a thread may wait for it, and would do so for ever."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 def _close_at_exit(store: StateStore) -> None:

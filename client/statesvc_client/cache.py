@@ -3,8 +3,9 @@
 Owns what `get` shows, taking a rejected write back, and the bound on records held. Must not know threads, sockets or
 the outbox; whoever calls a changing method holds the lock. `views` alone is read without it: one dict lookup.
 
-A settled record costs nothing but its dict. Undecided writes of a record hang together, each with the state below it,
-so that a rejected one can be taken out and the rest put on again. A record is replaced, never changed.
+A settled record costs nothing but its dict. Undecided writes of a record hang together, and the oldest keeps the state
+below it, so that a rejected one can be taken out and the rest put on again. The states in between are not kept: a long
+list that is appended to would be held once for each write. A record is replaced, never changed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from .patch import Fields
 from .writes import UNKNOWN, Seen, Unknown, Write
 
 View = Fields | None
+
+EVICT_STEPS = 64
+"""Records looked at in one call to find one that can be let go."""
 
 
 class Read:
@@ -58,32 +62,33 @@ class Cache:
         newest = self._own.get(id)
         if newest is not None:
             newest.later, write.earlier = write, newest
-        elif type(before) is dict:
-            write.revision = before.get("revision")
-        write.below = before
+        else:
+            write.below = before
+            if type(before) is dict:
+                write.revision = before.get("revision")
         self._own[id] = write
         if write.flat and type(before) is dict and write.more is None:
             # The common case, an update by plain fields of a record that is shown, and so without calls.
             self.views[id] = after = before | write.fields
             after.pop("updatedAt", None)
         else:
-            self._note_with_care(write, newest)
+            self._note_with_care(write, before)
         if self._reads:
             self._touch(id)
 
-    def _note_with_care(self, write: Write, newest: Write | None) -> None:
-        if write.below is UNKNOWN:
-            if self.complete and newest is None:
-                write.below = None
+    def _note_with_care(self, write: Write, before: Seen) -> None:
+        if before is UNKNOWN:
+            if self.complete and write.earlier is None:
+                before = write.below = None
             elif self._reads:
                 # The listing under way cannot speak about this record any more, and nothing else does.
                 self.wanted[write.id] = None
-        self._show(write.id, _foreseen(write.below, write))
+        self._show(write.id, _put_on(before, write))
 
     def note_merged(self, write: Write) -> None:
         """Show a write that became part of the newest undecided one."""
         before: Seen = self.views.get(write.id, UNKNOWN)
-        self._show(write.id, _foreseen(before, write))
+        self._show(write.id, _put_on(before, write))
         self._touch(write.id)
 
     def forget_merged(self, gone: Write) -> None:
@@ -98,6 +103,7 @@ class Cache:
         later = write.later
         self._unlink(write)
         if later is not None:
+            later.below, _ = _foreseen(write.below, write)
             later.revision = revision
             later.doubtful = later.doubtful or write.doubtful
         elif write.doubtful:
@@ -112,18 +118,19 @@ class Cache:
         """Take a write back: the state below it, with the later own writes put on again."""
         if write.id not in self._own:
             return
-        view: Seen = write.below
+        view = _state_below(write)
         if error.code == "not_found":
             view = None
         elif error.code == "exists" and view is None:
             view = UNKNOWN
-        later = write.later
+        earlier, later = write.earlier, write.later
         self._unlink(write)
         if later is not None:
             later.revision = write.revision
+            if earlier is None:
+                later.below = view
         while later is not None:
-            later.below = view
-            view = _foreseen(view, later)
+            view = _put_on(view, later)
             later = later.later
         self._show(write.id, view)
         if error.code != "not_found":
@@ -157,6 +164,8 @@ class Cache:
                 self.views[id] = {**view, "revision": revision}
         elif view is None and self.complete:
             self._hide(id)
+        if len(self.views) > self.most:
+            self._evict()
 
     def _touch(self, id: str) -> None:
         for read in self._reads:
@@ -229,8 +238,11 @@ class Cache:
             self.live -= 1
 
     def _evict(self) -> None:
-        """Let go of the records held longest; one with own undecided writes is needed to take them back."""
-        for _ in range(len(self._order)):
+        """Let go of the records held longest; one with own undecided writes is needed to take them back.
+
+        Looks at a few at a time: while all are needed the bound is passed, and kept again once they are settled.
+        """
+        for _ in range(min(EVICT_STEPS, len(self._order))):
             if len(self.views) <= self.most:
                 return
             id = self._order.popleft()
@@ -248,30 +260,43 @@ def _revision_after(write: Write) -> int | None:
     return write.revision + 1 if write.op == "update" and write.revision is not None else None
 
 
-def _foreseen(before: Seen, write: Write) -> Seen:
-    """The record after a write, should the daemon agree."""
+def _state_below(write: Write) -> Seen:
+    """The record without this write and the later ones: what the oldest stands on, with those in between put on."""
+    between: list[Write] = []
+    oldest = write
+    while oldest.earlier is not None:
+        oldest = oldest.earlier
+        between.append(oldest)
+    view = oldest.below
+    for earlier in reversed(between):
+        view, _ = _foreseen(view, earlier)
+    return view
+
+
+def _put_on(before: Seen, write: Write) -> Seen:
+    """The record after a write whose fate is open; one that should be refused is noted as doubtful."""
+    after, write.doubtful = _foreseen(before, write)
+    return after
+
+
+def _foreseen(before: Seen, write: Write) -> tuple[Seen, bool]:
+    """The record after a write, should the daemon agree; and whether it should not."""
     try:
         return _after(before, write)
     except StateError:
-        write.doubtful = True
-        return before
+        return before, True
 
 
-def _after(before: Seen, write: Write) -> Seen:
+def _after(before: Seen, write: Write) -> tuple[Seen, bool]:
     if write.op == "update":
         if isinstance(before, dict):
-            return writes.changed(before, write)
+            return writes.changed(before, write), False
         if before is None and write.more is not None and write.more.upsert:
-            return writes.born(write)
-        write.doubtful = before is None
-        return before
+            return writes.born(write), False
+        return before, before is None
     if write.op == "create":
-        if isinstance(before, dict):
-            write.doubtful = True
-            return before
-        return write.fields
-    write.doubtful = before is None
-    return None
+        return (before, True) if isinstance(before, dict) else (write.fields, False)
+    return None, before is None
 
 
 def _is_older(record: dict[str, Any], known: dict[str, Any]) -> bool:

@@ -10,18 +10,21 @@ a call was given up is thrown away together with its id: whatever is still under
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
 
 from .adapter_errors import Closed
 from .backoff import Backoff
-from .connection import Asking
+from .connection import Asking, PeerCheck, anybody
 from .desk import new_client_id
 from .errors import StateError, Unavailable
 from .greeting import decoded, error_of, greet
 from .options import Options
 from .wire import OPS
+
+log = logging.getLogger("statesvc_client")
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -29,12 +32,12 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 class _Line:
     """A connection for calls and the client it speaks for."""
 
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, path: str, options: Options, check_peer: PeerCheck) -> None:
         self._path = path
         self._options = options
         self._client = new_client_id()
         self._seq = 0
-        self.asking = Asking(path)
+        self.asking = Asking(path, check_peer)
 
     async def ask(self, message: dict[str, Any], *, again: bool) -> dict[str, Any]:
         if not self.asking.is_open:
@@ -59,17 +62,36 @@ class _Line:
 class Calls:
     """The connections for calls."""
 
-    def __init__(self, path: str, options: Options) -> None:
+    def __init__(self, path: str, options: Options, check_peer: PeerCheck = anybody) -> None:
         self._path = path
         self._options = options
+        self._check_peer = check_peer
         self._idle: list[_Line] = []
         self._busy: set[_Line] = set()
         self._slots = asyncio.Semaphore(options.call_connections)
+        self._asked: set[asyncio.Task[dict[str, Any]]] = set()
         self._closed = False
 
     async def ask(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """The daemon's reply. Raises its error, or `Unavailable` when the deadline (of the loop's clock) passes."""
+        """The daemon's reply. Raises its error, or `Unavailable` when the deadline (of the loop's clock) passes.
+
+        Asks in a task of its own, which `close` can end without touching the caller's.
+        """
+        if self._closed:
+            raise Closed(f"the store was closed; {message['op']} was not asked")
         progress = _Progress(writes=_writes(message["op"]))
+        asked = asyncio.get_running_loop().create_task(self._answer(message, deadline, progress))
+        self._asked.add(asked)
+        try:
+            await asyncio.wait([asked])
+        finally:
+            self._asked.discard(asked)
+            asked.cancel()
+        if asked.cancelled():
+            raise Closed(f"the store was closed while {message['op']} was under way: {_said(progress)}")
+        return asked.result()
+
+    async def _answer(self, message: dict[str, Any], deadline: float, progress: _Progress) -> dict[str, Any]:
         try:
             async with asyncio.timeout_at(deadline), self._slots:
                 return await self._on_a_line(message, progress)
@@ -79,7 +101,7 @@ class Calls:
             ) from None
 
     async def _on_a_line(self, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
-        line = self._idle.pop() if self._idle else _Line(self._path, self._options)
+        line = self._idle.pop() if self._idle else _Line(self._path, self._options, self._check_peer)
         self._busy.add(line)
         reusable = False
         try:
@@ -108,16 +130,19 @@ class Calls:
                 return await line.ask(message, again=again and progress.writes)
             except OSError as problem:
                 line.asking.close()
-                if self._closed:
-                    raise Closed("the store was closed while a call was under way") from problem
+                log.debug("a call is asked again: %s", problem)
             except StateError as error:
                 if error.outcome != "unknown" or again or not progress.writes:
                     raise
             again = True
             await asyncio.sleep(backoff.next())
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End every call under way with `Closed`; afterwards none is asked any more."""
         self._closed = True
+        for asked in self._asked:
+            asked.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
         for line in [*self._idle, *self._busy]:
             line.asking.close()
         self._idle.clear()
@@ -140,6 +165,10 @@ class _Progress:
     @property
     def outcome(self) -> Any:
         return "unknown" if self.writes and self.begun else "not_applied"
+
+
+def _said(progress: _Progress) -> str:
+    return "it was not applied" if progress.outcome == "not_applied" else "nobody knows whether it was applied"
 
 
 def _writes(op: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,6 +17,14 @@ from .framing import LineSplitter
 
 REPLY_BYTES = 64 * 1024 * 1024
 """The longest line a client takes; a daemon's frames are 10 MiB unless configured otherwise."""
+
+
+PeerCheck = Callable[[int], None]
+"""Told the process id of who listens; raises `OSError` when it is not to be talked to."""
+
+
+def anybody(_: int) -> None:
+    """Whoever listens on the path is the daemon."""
 
 
 class Connection(asyncio.Protocol):
@@ -76,7 +85,9 @@ class Connection(asyncio.Protocol):
             pass
 
 
-async def open_connection(path: str, seconds: float, on_lines: Callable[[list[bytes]], None]) -> Connection:
+async def open_connection(
+    path: str, seconds: float, on_lines: Callable[[list[bytes]], None], check_peer: PeerCheck = anybody
+) -> Connection:
     """Connect within the deadline. Raises `OSError` or `TimeoutError`."""
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -86,6 +97,7 @@ async def open_connection(path: str, seconds: float, on_lines: Callable[[list[by
             await loop.sock_connect(sock, path)
             # With a full backlog a Unix socket says EAGAIN, and asyncio then believes it is connected.
             sock.getpeername()
+            check_peer(_listener(sock))
             _, connection = await loop.create_unix_connection(lambda: Connection(sock, on_lines), sock=sock)
     except BaseException:
         sock.close()
@@ -93,11 +105,18 @@ async def open_connection(path: str, seconds: float, on_lines: Callable[[list[by
     return connection
 
 
+def _listener(sock: socket.socket) -> int:
+    """The process that listens at the other end, as the kernel noted it."""
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(pid)
+
+
 class Asking:
     """One request at a time on a connection of its own: the next line is the answer."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, check_peer: PeerCheck = anybody) -> None:
         self._path = path
+        self._check_peer = check_peer
         self._connection: Connection | None = None
         self._answer: asyncio.Future[bytes] | None = None
 
@@ -110,7 +129,7 @@ class Asking:
         return self._connection is not None and self._connection.is_open
 
     async def open(self, seconds: float) -> None:
-        self._connection = await open_connection(self._path, seconds, self._take)
+        self._connection = await open_connection(self._path, seconds, self._take, self._check_peer)
 
     async def ask(self, message: Any) -> bytes:
         """The line that answers. Raises `ConnectionError` when the connection ends first."""

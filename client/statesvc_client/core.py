@@ -18,12 +18,14 @@ from msgspec import Struct
 from . import calls
 from .adapter_errors import Closed, FlushTimeout, OutboxFull
 from .calls import Calls
+from .connection import anybody
 from .desk import Counters, Desk
 from .errors import NotFound, StateError, Unavailable
 from .learning import Learner, target
 from .link import Events, Link
 from .options import Options, RejectedCallback
 from .process import Daemon
+from .threads import on_a_thread
 from .wire import Received
 from .writes import Write
 
@@ -82,6 +84,7 @@ class Core:
         self._rooms: list[asyncio.Future[None]] = []
         self._connected = False
         self._syncing = False
+        self._closing: asyncio.Future[CloseReport] | None = None
         self._learner = Learner(self.desk, self.options, self.call, self._spawn_task)
 
     @property
@@ -96,9 +99,10 @@ class Core:
             return
         self.loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        self._calls = Calls(self.path, self.options)
+        check_peer = anybody if self.daemon is None else self.daemon.check_is_ours
+        self._calls = Calls(self.path, self.options, check_peer)
         events = Events(self._on_connected, self._ready.set, self._on_rejected)
-        self._link = Link(self.path, self.desk, self.options, events)
+        self._link = Link(self.path, self.desk, self.options, events, check_peer)
         self.desk.own_thread = threading.get_ident()
         self.desk.wake = self._wake
         self._spawn_task(self._link.run())
@@ -114,9 +118,18 @@ class Core:
         if self.desk.closed:
             raise Closed("the store was closed")
         if self._started:
+            self._check_loop()
             self.attach()
         else:
             await self.start()
+
+    def _check_loop(self) -> None:
+        """Futures and connections belong to the loop the store began on; on another nobody would ever wake us."""
+        if self.loop is None or self.loop is asyncio.get_running_loop():
+            return
+        if self.loop.is_closed():
+            raise Closed("the event loop this store ran on was closed: close() the store and make a new one")
+        raise Closed("this store runs on another event loop: use it there, or make one of its own for this loop")
 
     async def start(self) -> None:
         """Take the spool, start the daemon if it is ours, connect, warm the cache; within the deadlines."""
@@ -144,7 +157,7 @@ class Core:
             daemon.start()
         connected = await self._until_connected(seconds)
         if daemon is not None and not connected:
-            raise daemon.failure or daemon.did_not_serve()
+            raise daemon.failure or daemon.did_not_serve(self._link.problem if self._link is not None else None)
         if not connected and self._link is not None:
             self._check_may_go_on(self._link, seconds)
 
@@ -191,11 +204,11 @@ class Core:
         if loop is None or link is None:
             self.revive()
             return
-        if threading.get_ident() == self.desk.own_thread:
-            loop.call_soon(link.wake)
-            return
         try:
-            loop.call_soon_threadsafe(link.wake)
+            if threading.get_ident() == self.desk.own_thread:
+                loop.call_soon(link.wake)
+            else:
+                loop.call_soon_threadsafe(link.wake)
         except RuntimeError:  # the loop was closed without closing the store; flush and close will say so
             pass
 
@@ -256,16 +269,20 @@ class Core:
             await asyncio.sleep(SPOOL_SYNC_SECONDS)
             begun = self.desk.begin_spool_sync()
             if begun is not None:
-                fd, floor = begun
-                try:
-                    await asyncio.get_running_loop().run_in_executor(None, os.fdatasync, fd)
-                    self.desk.end_spool_sync(floor)
-                except OSError as problem:
-                    log.warning("the spool could not be synced: %s", problem)
-                finally:
-                    os.close(fd)
+                await on_a_thread(lambda: self._sync_now(*begun))
         finally:
             self._syncing = False
+
+    def _sync_now(self, fd: int, floor: int) -> None:
+        """On a thread of its own, to its end: a descriptor must not be closed under a sync that was given up."""
+        try:
+            os.fdatasync(fd)
+            self.desk.end_spool_sync(floor)
+        except OSError as problem:
+            log.warning("the spool could not be synced: %s", problem)
+            self.desk.spool_sync_failed(fd)
+        finally:
+            os.close(fd)
 
     # --- flush, room, call -----------------------------------------------------------------------------------------
 
@@ -340,7 +357,20 @@ class Core:
         """Flush within the deadline, then let go of everything. A second call returns the first report."""
         if self.report is not None:
             return self.report
-        seconds = self.options.close_seconds if timeout is None else timeout
+        if self.loop is not None and self.loop.is_closed():
+            return self._close_without_loop()
+        self._check_loop()
+        if self._closing is not None:  # shielded: who gives up waiting does not end the others' waiting
+            return await asyncio.shield(self._closing)
+        closing = self._closing = asyncio.get_running_loop().create_future()
+        try:
+            report = await self._close(self.options.close_seconds if timeout is None else timeout)
+            closing.set_result(report)
+            return report
+        finally:
+            closing.cancel()  # nothing, once it has its result
+
+    async def _close(self, seconds: float) -> CloseReport:
         try:
             if self._started:
                 await self.flush(seconds)
@@ -350,17 +380,37 @@ class Core:
             self.report = await self._let_go()
         return self.report
 
+    def _close_without_loop(self) -> CloseReport:
+        """The loop was closed first. Its tasks cannot be awaited any more, only what they held be let go."""
+        report = self._take_stock()
+        self._abandon_connections()
+        if self.daemon is not None:
+            self.daemon.stop()
+        _cores.discard(self)
+        self.report = report
+        self._tell_what_is_left(report)
+        return report
+
     async def _let_go(self) -> CloseReport:
+        report = self._take_stock()
+        await self._tear_down()
+        self._tell_what_is_left(report)
+        return report
+
+    def _take_stock(self) -> CloseReport:
+        """Take nothing more, and count what is left."""
         had_spool = self.desk.spool is not None
         counters = self.desk.counters()
         left = self.desk.close()
-        report = CloseReport(len(left), had_spool and bool(left), counters)
-        await self._tear_down()
-        if left:
-            log.error("%d writes were not acknowledged%s", len(left), "; they wait in the spool" if had_spool else "")
-            if self.options.on_unflushed is not None:
-                self._safely(self.options.on_unflushed, report)
-        return report
+        return CloseReport(len(left), had_spool and bool(left), counters)
+
+    def _tell_what_is_left(self, report: CloseReport) -> None:
+        if report.clean:
+            return
+        where = "; they wait in the spool" if report.spooled else ""
+        log.error("%d writes were not acknowledged%s", report.unflushed, where)
+        if self.options.on_unflushed is not None:
+            self._safely(self.options.on_unflushed, report)
 
     async def _tear_down(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -368,7 +418,7 @@ class Core:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._calls is not None:
-            self._calls.close()
+            await self._calls.close()
         self.desk.close()
         for _, done in self._flushes:
             if not done.done():
@@ -377,26 +427,29 @@ class Core:
             if not room.done():
                 room.set_exception(Closed("the store was closed while this waited"))
         if self.daemon is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.daemon.stop)
+            await on_a_thread(self.daemon.stop)
         _cores.discard(self)
 
     # --- fork ------------------------------------------------------------------------------------------------------
 
     def start_over_in_child(self) -> None:
         """In a forked child: another client, another connection, an empty outbox. The parent's are not touched."""
-        link, held, daemon = self._link, self._calls, self.daemon
-        if link is not None:
-            link.abandon_in_child()
-        if held is not None:
-            held.abandon_in_child()
-        if daemon is not None:
-            daemon.abandon_in_child()
+        self._abandon_connections()
+        if self.daemon is not None:
+            self.daemon.abandon_in_child()
         # Kept, not collected: their end would reach into the parent's loop and the descriptors closed above.
-        _abandoned.append((self.loop, link, held, self._tasks, self._flushes))
+        _abandoned.append((self.loop, self._link, self._calls, self._tasks, self._flushes))
         self.daemon = None
         self.desk.start_over_in_child()
         self._reset()
         self.on_fork()
+
+    def _abandon_connections(self) -> None:
+        """Give up the descriptors without the loop they belong to."""
+        if self._link is not None:
+            self._link.abandon_in_child()
+        if self._calls is not None:
+            self._calls.abandon_in_child()
 
 
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()

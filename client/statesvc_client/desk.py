@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from .adapter_errors import Closed, OutboxFull, SpoolFailed
+from .adapter_errors import Closed, OutboxFull, SpoolError
 from .cache import Cache, View
 from .errors import StateError
 from .options import Options
@@ -151,11 +151,16 @@ class Desk:
     def _admit_with_care(self, write: Write) -> None:
         """Take a write in where there is a spool, or no room."""
         deadline = time.monotonic() + self.options.block_seconds
+        if self.spool is not None and self.spool.is_unsound:
+            self._compact(self.spool)
         while True:
             if self.closed:
                 raise Closed("the store was closed; the write was not taken")
             if self._make_room(len(write.body) + OVERHEAD, reserve=write.is_terminal()):
                 break
+            if not self.outbox.all_scanned:
+                self._let_others_in()
+                continue
             if self._merged_into_last(write):
                 return
             self._wait_for_room(deadline)
@@ -166,15 +171,28 @@ class Desk:
         self.caches[write.kind].note(write)
 
     def _make_room(self, size: int, *, reserve: bool) -> bool:
-        """Merge unsent updates until there is room; the last word about a record may use the reserve."""
+        """Merge unsent updates until there is room; the last word about a record may use the reserve.
+
+        So may any write while a full outbox has not been looked through yet: that takes many calls a slice each, and
+        whether there is no room is not known before. The reserve has room for more writes than there are slices.
+        """
         if self.outbox.has_room(size):
             return True
+        self.outbox.begin_scan()
         while (merge := self.outbox.next_merge()) is not None:
             self._accept(merge)
             self.caches[merge.gone.kind].forget_merged(merge.gone)
             if self.outbox.has_room(size):
                 return True
-        return self.outbox.has_room(size, reserve=reserve)
+        return self.outbox.has_room(size, reserve=reserve or not self.outbox.all_scanned)
+
+    def _let_others_in(self) -> None:
+        """Between two slices of a scan: whoever waits for the lock gets it."""
+        self._lock.release()
+        try:
+            time.sleep(0)
+        finally:
+            self._lock.acquire()
 
     def _merged_into_last(self, write: Write) -> bool:
         """Make a write that finds no room part of the one before it, as far as the bytes allow."""
@@ -278,12 +296,15 @@ class Desk:
 
     def _after_progress(self) -> None:
         if self.spool is not None and self.spool.wants_compaction:
-            try:
-                self.spool.compact(self.outbox.waiting())
-            except (SpoolFailed, OSError) as problem:
-                log.warning("the spool was not compacted: %s", problem)
+            self._compact(self.spool)
         if self._waiting_for_room:
             self._room.notify_all()
+
+    def _compact(self, spool: Spool) -> None:
+        try:
+            spool.compact(self.outbox.waiting())
+        except (SpoolError, OSError) as problem:
+            log.warning("the spool was not compacted: %s", problem)
 
     def begin_spool_sync(self) -> tuple[int, int] | None:
         with self._lock:
@@ -293,6 +314,11 @@ class Desk:
         with self._lock:
             if self.spool is not None:
                 self.spool.end_sync(floor)
+
+    def spool_sync_failed(self, fd: int) -> None:
+        with self._lock:
+            if self.spool is not None:
+                self.spool.sync_failed(fd)
 
     # --- the cache's questions -------------------------------------------------------------------------------------
 

@@ -58,13 +58,17 @@ class Face:
             more = writes.checked_more(set, inc, append, if_revision, upsert)
         self._admit(writes.update(kind, id, fields, more))
 
-    def increment(self, id: str, amounts: Mapping[str, float] | None = None, /, **by: float) -> None:
-        """Add to numbers of a job: `increment("job-1", retryCount=1)`."""
-        self.update(id, inc={**(amounts or {}), **by})
+    def increment(
+        self, id: str, amounts: Mapping[str, float] | None = None, /, *, kind: str = "job", **by: float
+    ) -> None:
+        """Add to numbers of a record: `increment("job-1", retryCount=1)`."""
+        self.update(id, inc={**(amounts or {}), **by}, kind=kind)
 
-    def append(self, id: str, values: Mapping[str, list[Any]] | None = None, /, **more: list[Any]) -> None:
-        """Extend lists of a job: `append("job-1", lines=["started"])`."""
-        self.update(id, append={**(values or {}), **more})
+    def append(
+        self, id: str, values: Mapping[str, list[Any]] | None = None, /, *, kind: str = "job", **more: list[Any]
+    ) -> None:
+        """Extend lists of a record: `append("job-1", lines=["started"])`."""
+        self.update(id, append={**(values or {}), **more}, kind=kind)
 
     def delete(self, id: str, /, *, if_revision: int | None = None, kind: str = "job") -> None:
         """Remove a record."""
@@ -168,11 +172,21 @@ class Kind:
         named = {name: fields.pop(name) for name in _PARAMETERS & fields.keys()}
         self._store.update(id, {**(patch or {}), **fields}, kind=self.name, **named)
 
+    def increment(self, id: str, amounts: Mapping[str, float] | None = None, /, **by: float) -> None:
+        self._store.increment(id, {**(amounts or {}), **by}, kind=self.name)
+
+    def append(self, id: str, values: Mapping[str, list[Any]] | None = None, /, **more: list[Any]) -> None:
+        self._store.append(id, {**(values or {}), **more}, kind=self.name)
+
     def delete(self, id: str, /, *, if_revision: int | None = None) -> None:
         self._store.delete(id, if_revision=if_revision, kind=self.name)
 
     def get(self, id: str, /) -> Record | None:
         return self._store.get(id, self.name)
+
+    def fetch(self, id: str, /, *, timeout: float | None = None) -> Any:
+        """As the store's `fetch`: to be awaited where that one is."""
+        return self._store.fetch(id, kind=self.name, timeout=timeout)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._store.records(self.name))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from . import writes
 from .backoff import Backoff
-from .connection import Asking, Connection
+from .connection import Asking, Connection, PeerCheck, anybody
 from .desk import Desk
 from .errors import StateError
 from .greeting import decoded, error_of, greet
@@ -42,8 +42,11 @@ class Events(NamedTuple):
 class Link:
     """The connection that carries the outbox."""
 
-    def __init__(self, path: str, desk: Desk, options: Options, events: Events) -> None:
+    def __init__(
+        self, path: str, desk: Desk, options: Options, events: Events, check_peer: PeerCheck = anybody
+    ) -> None:
         self._path = path
+        self._check_peer = check_peer
         self._desk = desk
         self._options = options
         self._events = events
@@ -90,7 +93,7 @@ class Link:
             log.exception("the link to %s failed; connecting anew", self._path)
 
     async def _connect(self) -> Connection | None:
-        asking = Asking(self._path)
+        asking = Asking(self._path, self._check_peer)
         try:
             async with asyncio.timeout(self._options.answer_seconds):
                 welcome = await greet(asking, self._options, self._desk.client, "last", self._options.answer_seconds)

@@ -15,6 +15,9 @@ from .writes import Write
 OVERHEAD = 100
 """Bytes of a frame around its body, about: op, id and numbers."""
 
+SCAN_STEPS = 256
+"""Writes looked at for merging in one call: the lock is held meanwhile, and a full outbox holds a great many."""
+
 _TRIM = 4096
 """Decided writes kept at the front before the list is cut: cutting costs its length."""
 
@@ -47,7 +50,8 @@ class Outbox:
         self._scanned = 0
         """Up to where unsent writes were looked at for merging."""
         self._latest: dict[tuple[str, str], Write] = {}
-        """Of what was scanned, the last write of each record."""
+        """Of what was scanned, the last undecided write of each record."""
+        self._steps_left = 0
 
     # --- in --------------------------------------------------------------------------------------------------------
 
@@ -85,15 +89,23 @@ class Outbox:
 
     # --- making room -----------------------------------------------------------------------------------------------
 
+    @property
+    def all_scanned(self) -> bool:
+        """Nothing waits that was not looked at: what can be merged is."""
+        return max(self._scanned, self._next) >= len(self._writes)
+
+    def begin_scan(self) -> None:
+        """The next `SCAN_STEPS` writes may be looked at."""
+        self._scanned = max(self._scanned, self._next)
+        self._steps_left = SCAN_STEPS
+
     def next_merge(self) -> Merge | None:
-        """Find two unsent updates of a record that can be one; `accept` makes them one.
+        """Find two unsent updates of a record that can be one, within the steps left; `accept` makes them one.
 
         Goes on where it stopped before, so that a full outbox is looked through once, not at every call.
         """
-        self._scanned = max(self._scanned, self._next)
-        if len(self._latest) > 2 * self.max_records:
-            self._latest = {key: write for key, write in self._latest.items() if not write.sent}
-        while self._scanned < len(self._writes):
+        while self._steps_left and self._scanned < len(self._writes):
+            self._steps_left -= 1
             write = self._writes[self._scanned]
             self._scanned += 1
             if write.decided:
@@ -189,6 +201,8 @@ class Outbox:
 
     def _decide(self, write: Write) -> None:
         write.decided = True
+        if self._latest and self._latest.get((write.kind, write.id)) is write:
+            del self._latest[write.kind, write.id]
         size = len(write.body) + OVERHEAD
         self.queued -= 1
         self.queued_bytes -= size

@@ -6,7 +6,6 @@ records, states or who asks. Values are never changed in place: what a reader ho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,12 @@ from .wire import printable
 
 Json = Any
 Fields = dict[str, Json]
+
+MOST_STEPS = 64
+"""Names a path may have: with the depth of a frame behind it, a record stays far from what a decoder can nest."""
+
+_LARGEST = 10**308
+"""Whole numbers are exact, up to where floats end."""
 
 
 def merge(target: Json, patch: Json) -> Json:
@@ -36,10 +41,19 @@ def steps(path: str) -> list[str]:
         raise BadRequest("a path must be a field's name or a JSON Pointer like /state/count, not empty")
     if not path.startswith("/"):
         return [path]
+    if path.count("/") > MOST_STEPS:
+        raise BadRequest(f"a path of more than {MOST_STEPS} names: {printable(path)}")
     return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
 
 
 _ABSENT = object()
+
+
+def _place(name: str, items: list[Json]) -> int | None:
+    """The place in a list that a name means, if it means one."""
+    if name.isascii() and name.isdigit() and len(name) < 10 and int(name) < len(items):
+        return int(name)
+    return None
 
 
 def lookup(value: Json, names: list[str]) -> Json:
@@ -47,8 +61,8 @@ def lookup(value: Json, names: list[str]) -> Json:
     for name in names:
         if isinstance(value, dict):
             value = value.get(name)
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
+        elif isinstance(value, list) and (place := _place(name, value)) is not None:
+            value = value[place]
         else:
             return None
     return value
@@ -68,7 +82,7 @@ def increment(fields: Fields, names: list[str], amount: float) -> Json:
             raise BadRequest(f"inc: {printable(shown)} is not a number")
         try:
             total: Json = old + amount
-            if isinstance(total, float) and not math.isfinite(total):
+            if not (abs(total) <= _LARGEST):
                 raise OverflowError
         except OverflowError:
             raise BadRequest(f"inc: {printable(shown)} would leave the range of numbers") from None
@@ -110,9 +124,9 @@ def _changed_in_list(
 ) -> list[Json]:
     if name == "-":
         return [*items, _changed(_ABSENT, rest, change, shown)]
-    if not name.isdecimal() or int(name) >= len(items):
+    place = _place(name, items)
+    if place is None:
         raise BadRequest(f"{printable(shown)} leads to place {printable(name)} of a list of {len(items)}")
-    place = int(name)
     return [*items[:place], _changed(items[place], rest, change, shown), *items[place + 1 :]]
 
 

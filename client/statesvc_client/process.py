@@ -155,9 +155,21 @@ class Daemon:
         said = "\n".join(f"  {line}" for line in self._tail)
         return f"the daemon did not start ({_described(code)}): {' '.join(self._command)}\n{said}"
 
-    def did_not_serve(self) -> SpawnFailed:
+    def did_not_serve(self, problem: Exception | None) -> SpawnFailed:
         said = "\n".join(f"  {line}" for line in self._tail)
-        return SpawnFailed(f"the daemon did not serve within {self.start_seconds:g} s\n{said}")
+        return SpawnFailed(f"the daemon did not serve within {self.start_seconds:g} s: {problem}\n{said}")
+
+    def check_is_ours(self, listener: int) -> None:
+        """Raise unless this process is the daemon we started, or was started by it (a wrapper as `command`).
+
+        Somebody else's daemon on our path may keep other data, and keep it elsewhere, and would look like success.
+        """
+        ours = self.pid
+        if ours is None or not _is_below(listener, ours):
+            raise ConnectionRefusedError(
+                f"{self.socket} is served by process {listener}, not by the daemon started here "
+                f"(process {ours or 'none'}): end that one, or use connect()"
+            )
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -192,6 +204,24 @@ class Daemon:
         """After a fork: the daemon is the parent's child, and must not live on because we hold its pipe."""
         self._close_pipe()
         self._remove_folder.detach()
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    """Whether a process is another one, or among its descendants."""
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = _parent_of(pid)
+    return False
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name in brackets may hold anything, brackets too; what follows the last one is plain.
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _described(code: int) -> str:

@@ -17,6 +17,7 @@ not merely written: it holds after a power failure too.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -72,6 +73,10 @@ class Spool:
         self._synced_floor = 0
         self._live: dict[int, int] = {}
         """The bytes each waiting write takes in the file."""
+        self._live_bytes = 0
+        self._unsound = False
+        """A sync of this file failed. The kernel forgets what it could not write, so a later success would say nothing
+        about it: the file is not synced again, and nothing is promised on it, until a new one takes its place."""
 
     # --- start -----------------------------------------------------------------------------------------------------
 
@@ -94,25 +99,34 @@ class Spool:
     # --- keeping up ------------------------------------------------------------------------------------------------
 
     def add(self, write: Write) -> None:
-        size = self._append(b"W %d %b" % (write.seq, write.frame()))
-        self._live[write.seq] = size
+        self._hold(write.seq, self._append(b"W %d %b" % (write.seq, write.frame()), sync=self.sync_each))
 
     def merge(self, kept: int, gone: int, frame: bytes) -> None:
         """The write `kept` takes in the write `gone` (0: one that was never spooled) and now reads `frame`."""
-        size = self._append(b"M %d %d %b" % (kept, gone, frame))
-        self._garbage += self._live.pop(gone, 0) + self._live.get(kept, 0)
-        self._live[kept] = size
+        size = self._append(b"M %d %d %b" % (kept, gone, frame), sync=self.sync_each)
+        self._drop(gone)
+        self._drop(kept)
+        self._hold(kept, size)
 
     def decided_upto(self, seq: int, done: Iterable[Write]) -> None:
         """Everything up to `seq` is decided, `done` since the last time."""
         for write in done:
-            self._garbage += self._live.pop(write.seq, 0)
+            self._drop(write.seq)
         self._floor = max(self._floor, seq + 1)
         self._note(b"A %d" % seq)
 
     def decided_one(self, write: Write) -> None:
-        self._garbage += self._live.pop(write.seq, 0)
+        self._drop(write.seq)
         self._note(b"D %d" % write.seq)
+
+    def _hold(self, seq: int, size: int) -> None:
+        self._live[seq] = size
+        self._live_bytes += size
+
+    def _drop(self, seq: int) -> None:
+        size = self._live.pop(seq, 0)
+        self._live_bytes -= size
+        self._garbage += size
 
     @property
     def durable_floor(self) -> int:
@@ -120,13 +134,19 @@ class Spool:
 
     @property
     def wants_sync(self) -> bool:
-        return self._synced_floor < self._floor
+        return self._synced_floor < self._floor and not self._unsound
+
+    @property
+    def is_unsound(self) -> bool:
+        return self._unsound
 
     @property
     def wants_compaction(self) -> bool:
+        if self._unsound:
+            return True
         if not self._live:
             return self._garbage > 0
-        return self._garbage > max(COMPACT_BYTES, sum(self._live.values()))
+        return self._garbage > max(COMPACT_BYTES, self._live_bytes)
 
     def begin_sync(self) -> tuple[int, int]:
         """A descriptor to sync, which takes milliseconds and is done without the lock, and the floor it will stand for.
@@ -138,15 +158,21 @@ class Spool:
     def end_sync(self, floor: int) -> None:
         self._synced_floor = max(self._synced_floor, floor)
 
+    def sync_failed(self, fd: int) -> None:
+        """A descriptor that `begin_sync` gave could not be synced."""
+        if os.path.sameopenfile(fd, self._fd):
+            self._unsound = True
+
     def compact(self, waiting: list[Write]) -> None:
         """Drop what is decided. Empty is the common case and costs one call."""
-        if waiting:
+        if waiting or self._unsound:
             self._rewrite(waiting)
             return
         start = len(MAGIC) + len(_record(self._header()))
         os.ftruncate(self._fd, start)
         self._size, self._garbage = start, 0
         self._live.clear()
+        self._live_bytes = 0
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -158,22 +184,42 @@ class Spool:
     def _header(self) -> bytes:
         return b"H " + msgspec.json.encode(Header(self._client))
 
-    def _append(self, payload: bytes) -> int:
+    def _append(self, payload: bytes, *, sync: bool = False) -> int:
+        """Add a record, whole and synced if it has to be, or leave the file as it was and raise `SpoolFailed`."""
+        if sync and self._unsound:
+            raise SpoolFailed(f"{self.path} could not be synced before and is not trusted; the write was not taken")
         record = _record(payload)
         try:
             written = os.write(self._fd, record)
+            if written != len(record):
+                raise OSError(errno.ENOSPC, f"only {written} of {len(record)} bytes fit")
+            if sync:
+                self._sync()
         except OSError as problem:
+            self._take_back()
             raise SpoolFailed(f"{self.path}: {problem.strerror}; the write was not taken") from problem
-        if written != len(record):
-            os.ftruncate(self._fd, self._size)
-            raise SpoolFailed(f"{self.path}: only {written} of {len(record)} bytes fit; the write was not taken")
         self._size += written
-        if self.sync_each:
-            os.fdatasync(self._fd)
         return written
 
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError:
+            self._unsound = True
+            raise
+
+    def _take_back(self) -> None:
+        """Cut off a record that was refused."""
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:  # then it may stay; a new file, which is due now, will not have it
+            self._unsound = True
+
     def _note(self, payload: bytes) -> None:
-        """A note that something is decided. Without it the daemon is asked again, which is safe."""
+        """A note that something is decided. Without it the daemon is asked again, which is safe.
+
+        Not synced here: the floor follows when `begin_sync` has its turn.
+        """
         try:
             self._garbage += self._append(payload)
         except SpoolFailed:
@@ -193,14 +239,20 @@ class Spool:
             _write_all(fd, content)
             os.fsync(fd)
             os.rename(beside, self.path)
-            _sync_folder(self.path)
         except OSError as problem:
             os.close(fd)
             raise SpoolFailed(f"{beside}: {problem.strerror}") from problem
-        os.close(self._fd)
+        os.close(self._fd)  # from here on the new file is the one, whatever happens
         self._fd = fd
+        self._unsound = False
         self._size, self._garbage = len(content), 0
         self._live = {write.seq: len(record) for write, record in zip(waiting, records, strict=True)}
+        self._live_bytes = sum(self._live.values())
+        try:
+            _sync_folder(self.path)
+        except OSError as problem:
+            self._unsound = True
+            raise SpoolFailed(f"the folder of {self.path}: {problem.strerror}") from problem
         self._synced_floor = self._floor
 
 

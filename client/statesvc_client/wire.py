@@ -20,7 +20,10 @@ from .errors import BadJson, BadRequest, Outcome, RequestFault, StateError, TooL
 PROTOCOL = 1
 """The protocol this package speaks."""
 
-RequestId = str | int
+REQUEST_ID_CHARS = 256
+"""A reply repeats its request's id, so the id has a bound."""
+
+RequestId = Annotated[str, Meta(max_length=REQUEST_ID_CHARS)] | int
 Seq = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Fields = dict[str, Any]
@@ -37,7 +40,6 @@ class Limits(Struct, rename="camel", kw_only=True, frozen=True):
     requests_in_flight: int = 4096
     list_limit: int = 1000
     marks_clients: int = 64
-    marks_seconds: float = 86_400.0
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class Sync(Write, tag="sync"):
         "Bring many records forward at once: create what is missing, move what moved, report the rest. "
         "`mode: replace` also deletes unleased records inside `scope` that were not sent."
     )
-    reply_fields = ("applied", "unchanged", "rejected", "missing")
+    reply_fields = ("applied", "unchanged", "rejected", "missing", "truncated")
     codes = ("bad_request",)
 
     jobs: list[Fields] | None = None
@@ -264,7 +266,9 @@ class Malformed(Exception):
 
 
 def _is_request_id(value: Any) -> TypeGuard[RequestId]:
-    return isinstance(value, (str, int)) and not isinstance(value, bool)
+    if isinstance(value, str):
+        return len(value) <= REQUEST_ID_CHARS
+    return type(value) is int
 
 
 def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
@@ -295,7 +299,7 @@ def _read(given: Fields, envelope: Fields) -> AnyRequest:
     if cls is None:
         raise UnknownOp(f"unknown operation: {printable(op)}")
     if not _is_request_id(envelope.get("requestId", "")):
-        raise BadRequest("requestId must be a string or an integer")
+        raise BadRequest(f"requestId must be a string of at most {REQUEST_ID_CHARS} characters or an integer")
     for key, part in given.items():
         if envelope[_envelope_key(key)] != part:
             raise BadRequest(f"{_envelope_key(key)} is given twice, in two spellings")

@@ -16,22 +16,19 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from . import composing, patch
+from . import composing, patch, spelling
 from .errors import StateError, TooLarge
 from .patch import Fields
+from .spelling import MANAGED
 from .wire import Limits, Malformed, check_size
 
 Op = Literal["create", "update", "delete"]
 
-MANAGED = frozenset(
-    {
-        "uid", "revision", "createdAt", "updatedAt", "startedAt", "completedAt",
-        "expiresAt", "lease", "cancelRequested",
-    }
-)  # fmt: skip
-"""Fields the daemon writes; those given in an update are ignored there, so they are not shown here either."""
-
+# What the daemon writes itself it ignores in an update, so it is not shown here either.
 _MANAGED_AT_BIRTH = MANAGED - {"createdAt", "startedAt", "completedAt"}
+
+_JOB_NAMES = spelling.JOB.known
+_PLAIN_NAMES = spelling.PLAIN.known
 
 _JOB_STATES = frozenset(
     {
@@ -40,7 +37,6 @@ _JOB_STATES = frozenset(
     }
 )  # fmt: skip
 _TERMINAL = frozenset({"COMPLETED", "FAILED", "STOPPED", "CANCELED", "CANCELLED", "TIMEOUT"})
-_JOB_ID_NAMES = ("uuid", "jobid", "job_uuid")
 
 # Values that encode to themselves and cannot change under us. A float may be NaN, which JSON cannot say.
 _FLAT = frozenset({str, int, bool})
@@ -97,7 +93,8 @@ class Write(Struct, eq=False, gc=False):
     doubtful: bool = False
     """The cache foresaw a refusal. If it is applied all the same, the cache knew less than it thought."""
 
-    # The cache's own: how the record looked below this write, and its neighbours among the record's undecided writes.
+    # The cache's own: how the record looked below this write (while it is the oldest undecided one of its record), and
+    # its neighbours among the record's undecided writes.
     below: Seen = None
     revision: int | None = None
     earlier: Write | None = None
@@ -137,7 +134,7 @@ class Write(Struct, eq=False, gc=False):
 
 
 def create(kind: str, given: Mapping[str, Any]) -> Write:
-    record = dict(checked_names(given))
+    record = spelling.of_kind(kind).of_fields(dict(checked_names(given)))
     id = _id_of(kind, record)
     body = _encode(record)
     if len(body) > _SURELY_FITS:
@@ -154,6 +151,8 @@ def update(kind: str, id: str, fields: Fields, more: More | None) -> Write:
     """`fields` must not be used by the caller afterwards."""
     if type(id) is not str or not id:
         _check_id(kind, id)
+    if not (_JOB_NAMES if kind == "job" else _PLAIN_NAMES).issuperset(fields):
+        fields = spelling.of_kind(kind).of_fields(fields)
     body = _encode(fields)
     flat = True
     for value in fields.values():
@@ -163,7 +162,7 @@ def update(kind: str, id: str, fields: Fields, more: More | None) -> Write:
                 fields = _as_sent(body, fields)
             break
     if more is not None:
-        body, more = _with_more(body, more)
+        body, more = _with_more(body, _spelled(kind, more))
     if len(body) > _SURELY_FITS:
         _check_size_of(body)
     if not MANAGED.isdisjoint(fields):
@@ -235,6 +234,16 @@ def checked_names(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return given
 
 
+def _spelled(kind: str, more: More) -> More:
+    """The rarer parts with known names in their own spelling."""
+    of_path = spelling.of_kind(kind).of_path
+    parts = (more.set, more.inc, more.append)
+    if all(of_path(path) == path for part in parts for path in part or ()):
+        return more
+    set, inc, append = ({of_path(path): value for path, value in (part or {}).items()} or None for part in parts)
+    return msgspec.structs.replace(more, set=set, inc=inc, append=append)
+
+
 def _with_more(body: bytes, more: More) -> tuple[bytes, More]:
     """The body with the rarer parts behind it, and those as the daemon will read them."""
     encoded = _encode(more)
@@ -244,11 +253,7 @@ def _with_more(body: bytes, more: More) -> tuple[bytes, More]:
 
 
 def _id_of(kind: str, record: Fields) -> str:
-    """The record's id. A known spelling other than the usual one is put right, as the daemon does."""
     usual = "uuid" if kind == "job" else "id"
-    if usual not in record and kind == "job":
-        for name in [name for name in record if name.lower() in _JOB_ID_NAMES]:
-            record[usual] = record.pop(name)
     _check_id(kind, record.get(usual))
     return str(record[usual])
 

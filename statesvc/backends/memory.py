@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..config import Settings
 
 LOG_ENTRIES = 100_000
-"""Entries of the log that are kept: enough for a watcher to come back, bounded because it lives in memory."""
+LOG_BYTES = 64 * 1024 * 1024
+"""What is kept of the log, whichever comes first: enough for a watcher to come back, and bounded."""
 
 
 def from_settings(_: Settings) -> MemoryEngine:
@@ -37,7 +38,8 @@ class MemoryEngine(Engine):
         self.epoch = os.urandom(8).hex()
         self._rows: dict[Key, Row] = {}
         self._indexes: dict[IndexName, Index] = {}
-        self._log: deque[LogEntry] = deque(maxlen=LOG_ENTRIES)
+        self._log: deque[LogEntry] = deque()
+        self._log_bytes = 0
         self._position = 0
 
     async def open(self) -> None:
@@ -69,6 +71,10 @@ class MemoryEngine(Engine):
             rows[row.key] = row
             self._position += 1
             self._log.append(LogEntry(self._position, event, row))
+            self._log_bytes += len(row.body) + len(row.marks)
+        while self._log_bytes > LOG_BYTES or len(self._log) > LOG_ENTRIES:
+            oldest = self._log.popleft().row
+            self._log_bytes -= len(oldest.body) + len(oldest.marks)
         return "applied"
 
     async def position(self) -> int:

@@ -6,7 +6,8 @@ in these; an engine on disk walks what it has not written yet with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from sortedcontainers import SortedList
@@ -20,7 +21,8 @@ IndexName = tuple[str, Shape, str]
 
 def index_name(query: Query) -> IndexName:
     if query.term is not None:
-        return (query.kind, "term", query.term[0])
+        # One index for labels of every name: names come from clients, indexes must not.
+        return (query.kind, "term", "label" if query.term[0].startswith("label:") else query.term[0])
     return (query.kind, "missing" if query.missing else "sort", query.sort)
 
 
@@ -29,7 +31,7 @@ class Index:
 
     def __init__(self, name: IndexName) -> None:
         _, self._shape, self._field = name
-        self._lists: dict[str, SortedList[Any]] = {}
+        self._lists: dict[Any, SortedList[Any]] = {}
 
     def add(self, row: Row) -> None:
         for value, place in self._places(row):
@@ -41,17 +43,19 @@ class Index:
             if not self._lists[value]:
                 del self._lists[value]
 
-    def content(self) -> dict[str, list[Any]]:
+    def content(self) -> dict[Any, list[Any]]:
         return {value: list(places) for value, places in self._lists.items()}
 
     def walk(self, query: Query) -> Iterator[tuple[Any, ...]]:
-        places = self._lists.get(query.term[1] if query.term else "")
-        if places is None:
-            return iter(())
         low, high = _ends(query)
-        return iter(places.irange(low, high, inclusive=(False, False), reverse=query.descending))
+        walks = [
+            places.irange(low, high, inclusive=(False, False), reverse=query.descending)
+            for places in (self._lists.get(value) for value in _wanted(query))
+            if places is not None
+        ]
+        return iter(walks[0]) if len(walks) == 1 else heapq.merge(*walks, reverse=query.descending)
 
-    def _places(self, row: Row) -> list[tuple[str, tuple[Any, ...]]]:
+    def _places(self, row: Row) -> list[tuple[Any, tuple[Any, ...]]]:
         """Where a row stands: the term's value, and its place in that value's order."""
         keys, field = row.keys, self._field
         if self._shape == "term":
@@ -62,10 +66,19 @@ class Index:
         return [] if key is None else [("", (key, row.id))]
 
 
-def _term_values(keys: Keys, field: str) -> list[str]:
-    if field.startswith("label:"):
-        name = field.removeprefix("label:")
-        return [value for label, value in keys.labels if label == name]
+def _wanted(query: Query) -> Sequence[Any]:
+    """The values whose places a query walks, as the index names them."""
+    if query.term is None:
+        return ("",)
+    field, *values = query.term
+    if not field.startswith("label:"):
+        return values
+    return [(field.removeprefix("label:"), value) for value in values]
+
+
+def _term_values(keys: Keys, field: str) -> Sequence[Any]:
+    if field == "label":
+        return keys.labels
     return [getattr(keys, field) or ""]
 
 

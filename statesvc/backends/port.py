@@ -111,8 +111,11 @@ class Query(Struct, frozen=True, kw_only=True):
     limit: int
     missing: bool = False
     """Walk the records that lack the sort key, by id, instead of those that have it."""
-    term: tuple[str, str] | None = None
-    """A field ("status", "node", "owner") or "label:<name>", and the value it must have; "" means absent."""
+    term: tuple[str, ...] | None = None
+    """A field ("status", "node", "owner") or "label:<name>", and the values it may have; "" means absent.
+
+    All values are looked for at one moment: a record that moves from one to another is met once.
+    """
     low: int | str | None = None
     high: int | str | None = None
     """Bounds of the sort key; low is inclusive, high is exclusive."""

@@ -8,13 +8,13 @@ import click
 from click.shell_completion import get_completion_class
 
 from statesvc import __version__
-from statesvc.cli.session import PROTOCOL
+from statesvc_client import wire
 
 
 @click.command("version")
 def version_command() -> None:
     """Print the version."""
-    click.echo(f"statesvc {__version__} (protocol {PROTOCOL}, Python {platform.python_version()})")
+    click.echo(f"statesvc {__version__} (protocol {wire.PROTOCOL}, Python {platform.python_version()})")
 
 
 @click.command("completion")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def serve_command(ctx: click.Context, /, parent_fd: int | None, announce: bool |
     """
     settings = load(_dotted(flags)).settings
     wanted = sys.stdout.isatty() if announce is None else announce
-    ctx.exit(_run(settings, parent_fd, _announce if wanted else None))
+    ctx.exit(_run(settings, parent_fd, partial(_announce, settings.backend) if wanted else None))
 
 
 def _dotted(flags: dict[str, Any]) -> dict[str, Any]:
@@ -52,12 +53,12 @@ def _dotted(flags: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("log_", "log."): value for name, value in flags.items()}
 
 
-def _announce(settings: Settings) -> None:
-    click.echo(f"statesvc serves {settings.backend} on {settings.socket}")
-    click.echo(f"try: statesvc create job-1 --status PENDING --command 'echo hi' --socket {settings.socket}")
+def _announce(backend: str, path: str) -> None:
+    click.echo(f"statesvc serves {backend} on {path}")
+    click.echo(f"try: statesvc create job-1 --status PENDING --command 'echo hi' --socket {path}")
 
 
-def _run(settings: Settings, parent_fd: int | None, announce: Callable[[Settings], None] | None) -> int:
+def _run(settings: Settings, parent_fd: int | None, announce: Callable[[str], None] | None) -> int:
     from statesvc import logs
     from statesvc.process.errors import PathFailure
     from statesvc.server import run

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from statesvc_client import wire
 from statesvc_client.errors import Denied, Internal, StateError, Unavailable, from_reply
 
-PROTOCOL = 1
-_READS = frozenset({"hello", "ping", "get", "list"})
 _RECEIVE_BYTES = 256 * 1024
 
 # Above the largest frame a daemon can be configured to send; a daemon is trusted, a wrong socket is not.
@@ -35,7 +34,7 @@ class Session:
         self._socket = _connected(path, timeout)
         self.greeting: dict[str, Any] = {}
         try:
-            self.greeting = self.ask("hello", name="statesvc-cli", protocol=PROTOCOL)
+            self.greeting = self.ask("hello", name="statesvc-cli", protocol=wire.PROTOCOL)
         except BaseException:
             self._socket.close()
             raise
@@ -56,7 +55,7 @@ class Session:
         try:
             reply = self._exchange(json.dumps(request, separators=(",", ":")).encode() + b"\n")
         except Unavailable as problem:
-            problem.outcome = "not_applied" if op in _READS else "unknown"
+            problem.outcome = "unknown" if wire.OPS[op].writes else "not_applied"
             raise
         if reply.get("success") is not True:
             raise _refusal(reply)

@@ -7,6 +7,7 @@ millisecond to make, a struct a thirtieth of that). The texts that explain the k
 No `from __future__ import annotations` here: the annotations are read at run time and must be objects.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -20,6 +21,12 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 DAY_SECONDS = 86_400
+
+# What a reply may add to the one record in it: request id, cursor and the like.
+ENVELOPE_BYTES = 8 * KIB
+
+# The name of a kind, as the rules take it.
+_KIND = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)
 
 # sockaddr_un holds 108 bytes including the closing NUL.
 SOCKET_PATH_BYTES = 107
@@ -73,11 +80,12 @@ class Access(Struct, frozen=True):
 class Limits(Struct, frozen=True):
     """What one client, one frame and one record may cost. Each is a bound, none can be switched off."""
 
-    frame_bytes: Bytes = 10 * MIB
+    # Not below what any request and any error reply need.
+    frame_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 10 * MIB
     frame_values: Count = 200_000
     depth: Annotated[int, Meta(ge=1, le=512)] = 256
     id_chars: Annotated[int, Meta(ge=1, le=1024)] = 256
-    # Well below frame_bytes, so that any stored record fits a reply with room for its envelope.
+    # Below frame_bytes by ENVELOPE_BYTES at least, so that any stored record fits a reply.
     record_bytes: Bytes = 8 * MIB
     # Ten thousand idle clients fit, with room; an idle one costs a descriptor and a few KiB.
     clients: Annotated[int, Meta(ge=1, le=1_000_000)] = 16_384
@@ -89,7 +97,6 @@ class Limits(Struct, frozen=True):
     list_default: Count = 100
     list_examined: Count = 10_000
     marks_clients: Annotated[int, Meta(ge=1, le=4096)] = 64
-    marks_seconds: Annotated[int, Meta(ge=1, le=3650 * DAY_SECONDS)] = DAY_SECONDS
     open_wait_seconds: SecondsOrNone = 5.0
 
 
@@ -194,7 +201,6 @@ def _with_value(section: Any, path: list[str], value: Any) -> Any:
 _ORDERED_LIMITS = (
     ("list_default", "list_limit"),
     ("list_limit", "list_examined"),
-    ("record_bytes", "frame_bytes"),
 )
 
 
@@ -208,6 +214,10 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.storage.redis.password and settings.storage.redis.password_file:
         text = "storage.redis.password: given together with storage.redis.password_file; give one"
         yield "storage.redis.password", text
+    for kind in settings.lifecycles:
+        if not _KIND.fullmatch(kind):
+            allowed = "it takes 1 to 64 of a-z 0-9 _ . - and begins with a letter or _"
+            yield "lifecycles", f"lifecycles: {kind!r} cannot be the name of a kind; {allowed}"
     yield from _contradicting_limits(settings.limits)
 
 
@@ -216,3 +226,7 @@ def _contradicting_limits(limits: Limits) -> Iterator[tuple[str, str]]:
         low, high = getattr(limits, lower), getattr(limits, upper)
         if low > high:
             yield f"limits.{lower}", f"limits.{lower}: {low} is above limits.{upper}, which is {high}"
+    record, frame = limits.record_bytes, limits.frame_bytes
+    if record + ENVELOPE_BYTES > frame:
+        room = f"leaves less than the {ENVELOPE_BYTES} bytes that a reply adds to a record below limits.frame_bytes"
+        yield "limits.record_bytes", f"limits.record_bytes: {record} {room}, which is {frame}"

@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import MutableMapping
-from typing import NamedTuple
 
 from statesvc.process.errors import BadInheritance
 
 # The first descriptor that a supervisor passes on; fixed by sd_listen_fds(3).
 FIRST_INHERITED_FD = 3
-
-# Descriptors we are ready to take; a unit of ours has one.
-MAX_INHERITED_FDS = 64
 
 Environment = MutableMapping[str, str]
 
@@ -38,19 +34,11 @@ class Notifier:
         variables = os.environ if environment is None else environment
         return cls(variables.pop("NOTIFY_SOCKET", None))
 
-    @property
-    def present(self) -> bool:
-        """Whether somebody asked to be told."""
-        return self._address is not None
-
     def ready(self, status: str = "") -> bool:
         return self._send("READY=1", *_status(status))
 
     def stopping(self, status: str = "") -> bool:
         return self._send("STOPPING=1", *_status(status))
-
-    def status(self, text: str) -> bool:
-        return self._send(*_status(text))
 
     def alive(self) -> bool:
         """Feed the watchdog; see `watchdog_interval` for how often."""
@@ -78,28 +66,24 @@ def watchdog_interval(environment: Environment | None = None) -> float | None:
     return tolerated / 2 / 1_000_000
 
 
-class InheritedSocket(NamedTuple):
-    """A socket from the supervisor, with the name its unit gives it (FileDescriptorName=), or "unknown"."""
-
-    name: str
-    sock: socket.socket
-
-
-def activated_sockets(
+def activated_socket(
     environment: Environment | None = None, *, first: int = FIRST_INHERITED_FD
-) -> list[InheritedSocket]:
-    """The sockets passed on by socket activation; empty when there are none, or none meant for us."""
+) -> socket.socket | None:
+    """The socket passed on by socket activation; None when there is none, or none meant for us."""
     variables = os.environ if environment is None else environment
     meant_for = _whole_number("LISTEN_PID", variables.pop("LISTEN_PID", ""))
     count = _whole_number("LISTEN_FDS", variables.pop("LISTEN_FDS", "")) or 0
-    names = variables.pop("LISTEN_FDNAMES", "").split(":")
+    names = variables.pop("LISTEN_FDNAMES", "")
     variables.pop("LISTEN_PIDFDID", None)
-    if meant_for != os.getpid():
-        return []
-    if count > MAX_INHERITED_FDS:
-        raise BadInheritance(f"LISTEN_FDS={count}: at most {MAX_INHERITED_FDS} sockets can be taken over")
-    names += ["unknown"] * (count - len(names))
-    return [InheritedSocket(name or "unknown", _adopt(first + i)) for i, name in enumerate(names[:count])]
+    if meant_for != os.getpid() or count == 0:
+        return None
+    if count > 1:
+        named = f" ({', '.join(names.split(':'))})" if names else ""
+        raise BadInheritance(
+            f"LISTEN_FDS={count}: {count} sockets{named} were passed on, but one is served; "
+            "leave one ListenStream= in the socket unit"
+        )
+    return _adopt(first)
 
 
 def _adopt(fd: int) -> socket.socket:

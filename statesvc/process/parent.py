@@ -1,20 +1,18 @@
 """Ends a spawned daemon together with the agent that spawned it.
 
-Owns the two ways to learn of the parent's death. Does not know what the daemon does then.
+Owns how the parent's death is learned of. Does not know what the daemon does then.
 
-The main way is a pipe. The agent keeps the write end and passes the read end on (`--parent-fd N`); when the
-agent dies, however it dies, the kernel closes the write end and we read end-of-file. It needs no polling,
-follows the process and has no race: a parent that died before we looked is end-of-file at once.
+It is a pipe. The agent keeps the write end and passes the read end on (`--parent-fd N`); when the agent dies,
+however it dies, the kernel closes the write end and we read end-of-file. It needs no polling, follows the
+process and has no race: a parent that died before we looked is end-of-file at once.
 
-PR_SET_PDEATHSIG is the second way, for parents that give no pipe. It fires when the *thread* that spawned us
-ends: an agent that spawns from a worker thread would lose its daemon when that thread is done. It is also
-silent about a parent that died before the call, hence the comparison of pids.
+Not PR_SET_PDEATHSIG: it fires when the *thread* that spawned us ends, so an agent that spawns from a worker
+thread would lose its daemon when that thread is done.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,8 +21,6 @@ from statesvc.process.errors import BadInheritance
 
 if TYPE_CHECKING:  # asyncio takes tens of milliseconds to import, and the loop comes in from above
     from asyncio import AbstractEventLoop
-
-_PR_SET_PDEATHSIG = 1
 
 # Bytes read at once from the pipe; a parent has nothing to say on it, whatever comes is dropped.
 _READ_BYTES = 4096
@@ -65,17 +61,6 @@ def watch_parent(loop: AbstractEventLoop, fd: int, on_death: Callable[[], object
     _check_watchable(fd)
     os.set_inheritable(fd, False)
     return ParentWatch(loop, fd, on_death)
-
-
-def end_with_parent(parent_pid: int, signal_number: int = signal.SIGTERM) -> bool:
-    """Have the kernel signal us when the thread that spawned us ends. False: `parent_pid` is already gone."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
-    return os.getppid() == parent_pid
 
 
 def _check_watchable(fd: int) -> None:

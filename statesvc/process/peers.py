@@ -6,7 +6,6 @@ Owns the reading of SO_PEERCRED and the rule of access. Does not know what the p
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
 from collections.abc import Iterable
@@ -47,11 +46,6 @@ class Access:
     def __init__(self, uids: Iterable[int], gids: Iterable[int] = ()) -> None:
         self.uids = frozenset(uids) - {_overflow_id("overflowuid"), _DEFAULT_OVERFLOW_ID}
         self.gids = frozenset(gids) - {_overflow_id("overflowgid"), _DEFAULT_OVERFLOW_ID}
-
-    @classmethod
-    def default(cls) -> Access:
-        """The user this process runs as, and root: root could take the files anyway."""
-        return cls(uids={os.geteuid(), ROOT})
 
     def allows(self, peer: Peer) -> bool:
         if peer.uid in (_overflow_id("overflowuid"), _DEFAULT_OVERFLOW_ID):

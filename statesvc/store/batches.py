@@ -14,14 +14,18 @@ from statesvc_client.errors import Internal, StateError, Unavailable
 
 from ..backends.port import Engine, Key, Result, Row, Unit
 
+FULL_BYTES = 32 * 1024 * 1024
+"""Records waiting for one commit. Beyond it connections stop taking frames until the batch is settled."""
+
 
 class Batch:
     """Writes that are committed by one call, and who waits for that."""
 
-    __slots__ = ("failure", "listeners", "results", "settled", "units")
+    __slots__ = ("bytes", "failure", "listeners", "results", "settled", "units")
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
+        self.bytes = 0
         self.results: list[Result] = []
         self.failure: StateError | None = None
         self.settled = False
@@ -47,9 +51,8 @@ class Batch:
 class GroupCommit:
     """Collects units, commits them batch by batch, and knows the state they lead to."""
 
-    def __init__(self, engine: Engine, on_failure: Callable[[StateError], None] = lambda _: None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._on_failure = on_failure
         self._filling = Batch()
         self._under_way: Batch | None = None
         self._pending: dict[Key, tuple[Row, Batch]] = {}
@@ -74,9 +77,16 @@ class GroupCommit:
         batch = self._filling
         batch.units.append(unit)
         for write in unit:
-            self._pending[write.row.key] = (write.row, batch)
+            row = write.row
+            self._pending[row.key] = (row, batch)
+            batch.bytes += len(row.body) + len(row.marks)
         self._wake.set()
         return batch
+
+    @property
+    def full(self) -> Batch | None:
+        """The batch that is filling, when it holds so much that whoever can wait should wait for it."""
+        return self._filling if self._filling.bytes >= FULL_BYTES else None
 
     async def settled(self) -> None:
         """Wait until everything added before this call is committed or has failed."""
@@ -97,8 +107,15 @@ class GroupCommit:
             except Exception as bug:  # noqa: BLE001 - an engine must not lose waiting clients by a bug of its own
                 self._fail(batch, Internal(f"the engine failed: {type(bug).__name__}", outcome="unknown"))
             else:
-                self._done(batch, results)
+                self._settle(batch, results)
             self._under_way = None
+
+    def _settle(self, batch: Batch, results: list[Result]) -> None:
+        if self._engine.immediate and results.count("applied") != len(results):
+            # Nobody else writes there, so this cannot be; if it is, nothing decided since then can be trusted.
+            self._fail(batch, Internal("the engine refused what was decided on its own state", outcome="unknown"))
+        else:
+            self._done(batch, results)
 
     def _done(self, batch: Batch, results: list[Result]) -> None:
         for unit in batch.units:
@@ -114,7 +131,6 @@ class GroupCommit:
         follower, self._filling = self._filling, Batch()
         self._wake.clear()
         self._pending.clear()
-        self._on_failure(failure)
         batch.settle([], failure)
         follower.settle([], _follows(failure))
         # Both have failed before anyone hears of it: whoever goes on now must not decide on either.

@@ -1,7 +1,7 @@
 """Kinds are data: one declaration each, with id field, lifecycle and known fields.
 
-Owns which states exist, which moves are allowed and how known fields are spelled. Must not know requests or records.
-Adding a kind touches this file alone; a kind that is not declared is a plain record without a lifecycle.
+Owns which states exist and which moves are allowed; how known fields are spelled is shared with the client. Must not
+know requests or records. A kind that is not declared is a plain record without a lifecycle.
 """
 
 from __future__ import annotations
@@ -12,28 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from statesvc_client.errors import BadRequest
+from statesvc_client.spelling import JOB_FIELDS, JOB_ID_ALIASES, Spelling, spelling
 from statesvc_client.wire import printable
-
-MANAGED = frozenset(
-    {
-        "uid", "revision", "createdAt", "updatedAt", "startedAt", "completedAt",
-        "expiresAt", "lease", "cancelRequested",
-    }
-)  # fmt: skip
-"""Fields the daemon writes; a client's are ignored."""
 
 GIVEN_AT_BIRTH = frozenset({"createdAt", "startedAt", "completedAt"})
 """Managed fields a client may give when a record is made."""
-
-_COMMON = (*MANAGED, "status", "nodeId", "owner", "labels")
-
-_JOB_FIELDS = (
-    "uuid", "name", "type", "command", "args", "pid", "exitCode", "error", "environment", "secretEnvironment",
-    "startTime", "endTime", "scheduledTime", "cgroupPath", "limits", "network", "volumes", "runtime", "uploads",
-    "workingDirectory", "workflowUuid", "dependencies", "gpuIndices", "gpuCount", "gpuMemoryMb", "tags",
-    "priority", "scheduledAt", "startAfter", "dependsOn", "onDependencyFailure", "timeout", "maxRetries",
-    "retryCount", "retryDelay", "dedupeKey", "metadata", "data",
-)  # fmt: skip
 
 _JOB_LIFECYCLE = """
 PENDING       -> INITIALIZING SCHEDULED QUEUED RUNNING FAILED CANCELED
@@ -121,14 +104,9 @@ class Kind:
     id_aliases: tuple[str, ...] = ()
 
     @cached_property
-    def spelled(self) -> frozenset[str]:
-        """Known fields in their own spelling."""
-        return frozenset({self.id_field, *_COMMON, *self.fields})
-
-    @cached_property
-    def by_lower_case(self) -> Mapping[str, str]:
-        known = {name.lower(): name for name in self.spelled}
-        return known | {alias.lower(): self.id_field for alias in self.id_aliases}
+    def spelling(self) -> Spelling:
+        """Its known fields, in any case."""
+        return spelling(self.id_field, self.fields, self.id_aliases)
 
     @property
     def id_text(self) -> str:
@@ -140,8 +118,8 @@ JOB = Kind(
     "job",
     id_field="uuid",
     lifecycle=Lifecycle(_table(_JOB_LIFECYCLE), claimed="RUNNING", aliases={"CANCELLED": "CANCELED"}),
-    fields=_JOB_FIELDS,
-    id_aliases=("jobId", "job_uuid"),
+    fields=JOB_FIELDS,
+    id_aliases=JOB_ID_ALIASES,
 )
 
 _NAME = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)

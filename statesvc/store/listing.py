@@ -5,8 +5,6 @@ Owns when a page ends and what a list answers. Must not know how candidates are 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -17,13 +15,11 @@ from ..backends.port import Engine, Place, Row
 from . import queries
 from .kinds import Kind
 from .store import Store
+from .turns import Turns
 from .writes import Caller
 
 ENVELOPE_BYTES = 8192
 """Room in a reply's frame for everything but the records: envelope, cursor, commas."""
-
-STEP = 1024
-"""Records examined before others get their turn: a few milliseconds."""
 
 
 class Page(NamedTuple):
@@ -53,8 +49,9 @@ async def list_records(store: Store, request: List, caller: Caller, paging: Pagi
         raise BadRequest(f"limit must be positive, not {limit}")
     await store.commits.settled()
     as_of = f"{store.engine.epoch}.{await store.engine.position()}"
-    page = await _page(store, request, caller, _Question(kind, given, order, limit), paging)
-    total = await _total(store, kind, given) if request.count else None
+    asked = _Question(kind, given, order, limit)
+    page = await _page(store, request, caller, asked, paging)
+    total = await _total(store, asked) if request.count else None
     return page._replace(as_of=as_of, total=total)
 
 
@@ -74,19 +71,25 @@ async def _page(store: Store, request: List, caller: Caller, asked: _Question, p
     after = queries.read_cursor(request.cursor, kind, order) if request.cursor else None
     page = _Collector(most, _room(store), None if whole else paging.examined)
     if given.ids is not None:
-        page.fill(queries.behind(await _named(store, kind, given), order, after))
+        await page.fill(store, kind, await _named(store, asked, after))
     else:
         await page.collect(store.engine, queries.plan(given, kind, order), after)
     if not page.more:
         return Page(page.rows, "")
-    return Page(page.rows, "", queries.write_cursor(kind, order, page.last(order)), truncated=whole)
+    return Page(page.rows, "", queries.write_cursor(kind, order, page.last()), truncated=whole)
 
 
 async def _everything(store: Store, kind: Kind, given: queries.Filter, order: queries.Order) -> Page:
-    """For an agent without hello and without limit: live records, then the others, as many as fit one frame."""
+    """For an agent without hello and without limit: live records, then the others, as many as fit one frame.
+
+    A job that ends between the two walks is met by both; it is told once, as it was when it lived.
+    """
     page = _Collector(None, _room(store), None)
     for group in _groups(kind):
-        await page.collect(store.engine, queries.plan(given, kind, order, among=group), None)
+        planned = queries.plan(given, kind, order, among=group)
+        told = {row.id for row in page.rows}
+        planned.tests.insert(0, lambda row, _, told=told: row.id not in told)  # type: ignore[misc]
+        await page.collect(store.engine, planned, None)
     return Page(page.rows, "", truncated=page.more)
 
 
@@ -97,27 +100,34 @@ def _groups(kind: Kind) -> list[frozenset[str] | None]:
     return [frozenset({queries.NO_STATUS, *kind.lifecycle.live}), kind.lifecycle.terminal]
 
 
-async def _named(store: Store, kind: Kind, given: queries.Filter) -> Sequence[Row]:
-    """The records that `ids` names and the rest of the filter lets pass."""
+async def _named(store: Store, asked: _Question, after: Place | None) -> list[Place]:
+    """Where the records stand that `ids` names and the rest of the filter lets pass. Looked at a few at a time: what is
+    large is fetched again when it is its turn in the page."""
+    kind, given = asked.kind, asked.given
     names = list(dict.fromkeys(given.ids or ()))
     if len(names) > store.limits.list_limit:
         raise BadRequest(f"ids names {len(names)} records; the limit is {store.limits.list_limit}")
-    rows = await store.engine.get([(kind.name, name) for name in names])
     all_tests = queries.tests(given, kind, queries.wanted_statuses(given, kind))
-    return [row for row in rows if row is not None and not row.deleted and queries.passes(row, all_tests)]
+    places: list[Place] = []
+    for start in range(0, len(names), queries.FIRST_STEP):
+        keys = [(kind.name, name) for name in names[start : start + queries.FIRST_STEP]]
+        rows = [row for row in await store.engine.get(keys) if row is not None and not row.deleted]
+        places += [queries.place_of(row, asked.order) for row in rows if queries.passes(row, all_tests)]
+    return queries.behind(places, asked.order, after)
 
 
-async def _total(store: Store, kind: Kind, given: queries.Filter) -> int:
+async def _total(store: Store, asked: _Question) -> int:
     """How many records the filter lets pass. Counted in the index where that is enough, else one by one."""
-    if given.ids is not None:
-        return len(await _named(store, kind, given))
-    planned = queries.plan(given, kind, queries.Order("created", descending=True))
+    if asked.given.ids is not None:
+        return len(await _named(store, asked, None))
+    planned = queries.plan(asked.given, asked.kind, queries.Order("created", descending=True))
     if planned.exact:
-        return sum([await store.engine.count(walk) for walk in planned.walks])
-    total = 0
+        return await store.engine.count(planned.walk)
+    total, turns = 0, Turns()
     async with aclosing(queries.candidates(store.engine, planned, None)) as rows:
         async for row in rows:
             total += queries.passes(row, planned.tests)
+            await turns.pause()
     return total
 
 
@@ -135,31 +145,34 @@ class _Collector:
         self._room = room
         self._examine = examine
         self._examined = 0
-        self._last: Row | None = None
+        self._last: Place | None = None
 
-    def last(self, order: queries.Order) -> Place:
+    def last(self) -> Place:
+        """Where to go on from."""
         assert self._last is not None  # noqa: S101 - a page with more behind it has examined something
-        return queries.place_of(self._last, order)
+        return self._last
 
     async def collect(self, engine: Engine, planned: queries.Plan, after: Place | None) -> None:
-        step = min(256, (self._most or 255) + 1)
-        async with aclosing(queries.candidates(engine, planned, after, step)) as rows:
+        turns = Turns()
+        async with aclosing(queries.candidates(engine, planned, after, self._most)) as rows:
             async for row in rows:
                 if self._full():
                     return
                 if queries.passes(row, planned.tests) and not self.take(row):
                     return
-                self._last = row
+                self._last = queries.place_of(row, planned.order)
                 self._examined += 1
-                if self._examined % STEP == 0:
-                    await asyncio.sleep(0)
+                await turns.pause()
 
-    def fill(self, rows: Sequence[Row]) -> None:
-        """Take rows that are already found, filtered and in order."""
-        for row in rows:
-            if not self.take(row):
+    async def fill(self, store: Store, kind: Kind, places: list[Place]) -> None:
+        """Take records whose places are known, in that order."""
+        for place in places:
+            if self._full():
                 return
-            self._last = row
+            (row,) = await store.engine.get([(kind.name, place.id)])
+            if row is not None and not row.deleted and not self.take(row):
+                return
+            self._last = place
 
     def _full(self) -> bool:
         full = self._most is not None and len(self.rows) >= self._most

@@ -4,10 +4,12 @@ Owns the marks kept beside a record and what they say about a write that comes a
 
 A record keeps, per client, the seqs above that client's floor with the revision each made, in the same commit as the
 write itself. A write that is not kept while a higher one is was refused when it first came. Marks of more clients than
-the limit push out the oldest; a resend that the pushed-out marks might have known is answered `unknown`.
+the limit push out the oldest, whose name is noted: a resend of theirs is answered `unknown`, never applied.
 """
 
 from __future__ import annotations
+
+import zlib
 
 import msgspec
 from msgspec import Struct
@@ -15,10 +17,11 @@ from msgspec import Struct
 from statesvc_client.errors import Conflict
 from statesvc_client.wire import Write as WriteRequest
 
-from .clock import SECOND
+MOST_RUNS = 256
+"""Runs kept of one client. One that moves its floor as it is answered never has so many."""
 
-MOST_RUNS = 4096
-"""Runs kept of one client: more than it may have in flight, so only a client that never moves its floor gets there."""
+MOST_PUSHED_OUT = 256
+"""Pushed-out clients noted by name; beyond that every resend without a mark is answered `unknown`."""
 
 
 class Run(Struct, array_like=True, gc=False):
@@ -30,10 +33,9 @@ class Run(Struct, array_like=True, gc=False):
 
 
 class ClientMarks(Struct, array_like=True, gc=False):
-    """One client's writes to one record, oldest first, and when the last one came."""
+    """One client's writes to one record, oldest first."""
 
     client: str
-    at: int
     runs: list[Run]
 
     @property
@@ -58,10 +60,11 @@ class ClientMarks(Struct, array_like=True, gc=False):
 
 
 class Marks(Struct, array_like=True):
-    """All marks of a record, the client that wrote last at the end; and when the newest mark pushed out was made."""
+    """All marks of a record, the client that wrote last at the end; and whose marks were pushed out."""
 
     clients: list[ClientMarks] = []
-    pushed_out: int = 0
+    pushed_out: list[int] = []
+    """Clients, each as a number of 32 bits."""
 
     def of(self, client: str) -> ClientMarks | None:
         for marks in self.clients:
@@ -69,19 +72,33 @@ class Marks(Struct, array_like=True):
                 return marks
         return None
 
+    def may_have_lost(self, client: str) -> bool:
+        return len(self.pushed_out) > MOST_PUSHED_OUT or _number(client) in self.pushed_out
+
     def push_out(self, most_clients: int) -> None:
         while len(self.clients) > most_clients:
-            self.pushed_out = max(self.pushed_out, self.clients.pop(0).at)
-        if len(self.clients[-1].runs) > MOST_RUNS:
-            self.pushed_out = self.clients[-1].at
-            del self.clients[-1].runs[0]
+            self._note(self.clients.pop(0).client)
+        newest = self.clients[-1]
+        if len(newest.runs) > MOST_RUNS:
+            del newest.runs[0]
+            self._note(newest.client)
+
+    def _note(self, client: str) -> None:
+        number = _number(client)
+        if number not in self.pushed_out and len(self.pushed_out) <= MOST_PUSHED_OUT:
+            self.pushed_out.append(number)
+
+
+def _number(client: str) -> int:
+    """Two clients of one number cost an `unknown` too many, never a write applied twice."""
+    return zlib.crc32(client.encode())
 
 
 _decoder = msgspec.msgpack.Decoder(Marks)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def earlier_answer(stored: bytes, client: str, request: WriteRequest, window_start: int) -> int | None:
+def earlier_answer(stored: bytes, client: str, request: WriteRequest) -> int | None:
     """The revision this write made when it was taken before, or None when it is to be decided now.
 
     Raises `Conflict`: not applied when it was refused before, outcome unknown when the marks that would know are gone.
@@ -94,9 +111,9 @@ def earlier_answer(stored: bytes, client: str, request: WriteRequest, window_sta
     if made is not None:
         return made
     passed = mine is not None and request.seq < mine.highest
-    # Marks of this client may be among those pushed out, also where it has written again since.
+    # What came before the marks it has now may be among those pushed out; what comes behind them is not.
     lost = passed or (mine is None and request.again)
-    if lost and marks.pushed_out >= window_start:
+    if lost and marks.may_have_lost(client):
         # A refusal, not a fault of the service: sending the write once more would not tell more.
         raise Conflict(
             f"the record no longer knows whether write {request.seq} was applied: too many others came since",
@@ -107,24 +124,18 @@ def earlier_answer(stored: bytes, client: str, request: WriteRequest, window_sta
     return None
 
 
-def with_write(stored: bytes, client: str, request: WriteRequest, revision: int, now: int, most: int) -> bytes:
+def with_write(stored: bytes, client: str, request: WriteRequest, revision: int, most: int) -> bytes:
     """The marks after this write."""
     if request.seq is None:
         return stored
     marks = _decoder.decode(stored) if stored else Marks([])
     mine = marks.of(client)
     if mine is None:
-        mine = ClientMarks(client, now, [Run(request.seq, revision)])
+        mine = ClientMarks(client, [Run(request.seq, revision)])
     else:
         marks.clients.remove(mine)
-        mine.at = now
         # A floor above the write itself would forget it; the client that sent it cannot have meant that.
         mine.add(request.seq, revision, min(request.floor, request.seq))
     marks.clients.append(mine)
     marks.push_out(most)
     return _encoder.encode(marks)
-
-
-def window_start(now: int, seconds: float) -> int:
-    """Resends are expected within the window; what was pushed out before it cannot concern them."""
-    return max(1, now - int(seconds * SECOND))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import heapq
 import operator
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +42,13 @@ _SORTS_BY_LOWER_CASE = {name.lower(): sort for name, sort in SORTS.items()}
 
 NO_STATUS = ""
 """Stands for a record without a status where statuses are named."""
+
+MOST_PATTERN_CHARS = 1000
+MOST_PATTERN_STEPS = 1000
+"""Bounds of a regex: its text, and RE2's program for it. One match costs at most steps times characters of the id."""
+
+MOST_TERMS = 64
+"""Labels, paths and statuses a filter may name, each: every one is looked at for every record examined."""
 
 Test = Callable[[Row, Callable[[], Fields]], bool]
 """Decides on a row; the second argument decodes its record, for tests that need more than the index keys."""
@@ -85,9 +91,13 @@ def read_filter(given: Fields | None) -> Filter:
             raise BadRequest(f"unknown filter {printable(name)}; known: {' '.join(Filter.__struct_encode_fields__)}")
         named[known] = value
     try:
-        return msgspec.convert(named, Filter)
+        wanted = msgspec.convert(named, Filter)
     except msgspec.ValidationError as problem:
         raise BadRequest(f"filter: {problem}") from None
+    for name in ("statuses", "labels", "where"):
+        if len(getattr(wanted, name) or ()) > MOST_TERMS:
+            raise BadRequest(f"filter: {name} names more than {MOST_TERMS}, which is the limit")
+    return wanted
 
 
 class Order(NamedTuple):
@@ -209,17 +219,20 @@ def _time_test(field: str, bound: int, *, later: bool) -> Test:
 
 
 def _regex_test(pattern: str) -> Test:
-    """RE2: time linear in the text, whatever the pattern."""
+    """RE2: time linear in the text whatever the pattern, and patterns small enough that the factor stays small."""
     import re2
 
     options = re2.Options()
     options.log_errors = False
-    options.max_mem = 1 << 20
+    if len(pattern) > MOST_PATTERN_CHARS:
+        raise BadRequest(f"regex is {len(pattern)} characters long; the limit is {MOST_PATTERN_CHARS}")
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as problem:
         why = problem.args[0].decode() if isinstance(problem.args[0], bytes) else problem
         raise BadRequest(f"regex is not RE2 syntax: {printable(pattern)} ({why})") from None
+    if max(compiled.programsize, compiled.reverseprogramsize) > MOST_PATTERN_STEPS:
+        raise BadRequest(f"regex is too large once its repeats are written out: {printable(pattern)}")
     return lambda row, _: compiled.search(row.id) is not None
 
 
@@ -251,18 +264,20 @@ def passes(row: Row, all_tests: list[Test]) -> bool:
 
 
 class Plan(NamedTuple):
-    """The walks whose rows, merged in order, are all candidates; and the tests they must pass."""
+    """The walk whose rows are all candidates, and the tests they must pass."""
 
     kind: Kind
     order: Order
-    walks: list[Query]
+    walk: Query
     tests: list[Test]
     exact: bool
-    """The walks yield nothing that would fail a test."""
+    """The walk yields nothing that would fail a test."""
 
 
-_STEP = 256
-"""Rows fetched from an engine at a time."""
+FIRST_STEP = 16
+MOST_STEP = 256
+STEP_BYTES = 4 * 1024 * 1024
+"""Rows fetched from an engine at a time: few at first, then as many as are likely to stay within the bytes."""
 
 
 def plan(given: Filter, kind: Kind, order: Order, among: frozenset[str] | None = None) -> Plan:
@@ -271,10 +286,11 @@ def plan(given: Filter, kind: Kind, order: Order, among: frozenset[str] | None =
     statuses = wanted_statuses(given, kind)
     if among is not None:
         statuses = among if statuses is None else statuses & among
-    base = Query(kind=kind.name, sort=order.sort, descending=order.descending, limit=_STEP, low=low, high=high)
-    terms = _terms(given, kind, statuses) if order.sort == "created" else None
-    walks = [base] if terms is None else [msgspec.structs.replace(base, term=term) for term in terms]
-    return Plan(kind, order, walks, tests(given, kind, statuses), _is_exact(given, walks[0] if walks else base))
+    term = _term(given, kind, statuses) if order.sort == "created" else None
+    walk = Query(
+        kind=kind.name, sort=order.sort, descending=order.descending, limit=FIRST_STEP, low=low, high=high, term=term
+    )
+    return Plan(kind, order, walk, tests(given, kind, statuses), _is_exact(given, walk))
 
 
 _DECIDED_BY = {"status": {"status", "statuses"}, "node": {"node_id"}, "owner": {"owner"}}
@@ -288,17 +304,17 @@ def _is_exact(given: Filter, walk: Query) -> bool:
     return asked <= (_DECIDED_BY.get(walk.term[0], set()) if walk.term else set())
 
 
-def _terms(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> list[tuple[str, str]] | None:
+def _term(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> tuple[str, ...] | None:
     """The narrowest index there is, by experience: a label, an owner, live states, a node, final states."""
     for name, value in (given.labels or {}).items():
         if isinstance(value, str):
-            return [(f"label:{name}", value)]
+            return (f"label:{name}", value)
     if given.owner:
-        return [("owner", given.owner)]
+        return ("owner", given.owner)
     final = kind.lifecycle.terminal if kind.lifecycle else frozenset()
     if statuses is not None and not (given.node_id and statuses & final):
-        return [("status", status) for status in sorted(statuses)]
-    return [("node", given.node_id)] if given.node_id else None
+        return ("status", *sorted(statuses))
+    return ("node", given.node_id) if given.node_id else None
 
 
 def _bounds(given: Filter, order: Order) -> tuple[int | str | None, int | str | None]:
@@ -326,93 +342,54 @@ def place_of(row: Row, order: Order) -> Place:
     return Place(key, row.id)
 
 
-def behind(rows: Sequence[Row], order: Order, after: Place | None) -> list[Row]:
-    """Rows in the order asked for, those up to `after` left out; records that lack the sort key come last."""
-
-    def rank(row: Row) -> tuple[Any, ...]:
-        return place_of(row, order)
-
-    having = sorted((row for row in rows if rank(row)[0] is not None), key=rank, reverse=order.descending)
-    lacking = sorted((row for row in rows if rank(row)[0] is None), key=lambda row: row.id, reverse=order.descending)
+def behind(places: Sequence[Place], order: Order, after: Place | None) -> list[Place]:
+    """Places in the order asked for, those up to `after` left out; those that lack the sort key come last."""
+    having = sorted((place for place in places if place.key is not None), reverse=order.descending)
+    lacking = sorted((place for place in places if place.key is None), key=_id, reverse=order.descending)
     if after is None:
         return having + lacking
     beyond = operator.lt if order.descending else operator.gt
     if after.key is None:
-        return [row for row in lacking if beyond(row.id, after.id)]
-    return [row for row in having if beyond(rank(row), after)] + lacking
+        return [place for place in lacking if beyond(place.id, after.id)]
+    return [place for place in having if beyond(place, after)] + lacking
+
+
+def _id(place: Place) -> str:
+    return place.id
 
 
 async def candidates(
-    engine: Engine, planned: Plan, after: Place | None, step: int = _STEP
+    engine: Engine, planned: Plan, after: Place | None, wanted: int | None = None
 ) -> AsyncGenerator[Row, None]:
-    """All rows of the plan's walks behind `after`, in order; records that lack the sort key come last."""
-    order = planned.order
+    """All rows of the plan's walk behind `after`, in order; records that lack the sort key come last. `wanted` is how
+    many the caller is likely to take."""
+    order, walk = planned.order, planned.walk
     if after is None or after.key is not None:
-        async for row in _merged(engine, planned.walks, after, order, step):
+        async for row in _walked(engine, walk, after, order, wanted):
             yield row
         after = None
-    if order.sort in NULLABLE_SORTS and _unbounded(planned):
-        lacking = [msgspec.structs.replace(walk, missing=True) for walk in planned.walks]
-        async for row in _merged(engine, lacking, after, Order("id", order.descending), step):
+    if order.sort in NULLABLE_SORTS and walk.low is None and walk.high is None:
+        lacking = msgspec.structs.replace(walk, missing=True)
+        async for row in _walked(engine, lacking, after, Order("id", order.descending), wanted):
             yield row
 
 
-def _unbounded(planned: Plan) -> bool:
-    return all(walk.low is None and walk.high is None for walk in planned.walks)
-
-
-async def _merged(
-    engine: Engine, walks: list[Query], after: Place | None, order: Order, step: int
+async def _walked(
+    engine: Engine, walk: Query, after: Place | None, order: Order, wanted: int | None
 ) -> AsyncGenerator[Row, None]:
-    """Several walks as one, in order. A row may stand in one of them only."""
-    streams = [_Stream(engine, walk, after, order, step) for walk in walks]
-    heap: list[tuple[Any, int, Row, _Stream]] = []
-    for number, stream in enumerate(streams):
-        await _push(heap, number, stream)
-    while heap:
-        _, number, row, stream = heapq.heappop(heap)
-        yield row
-        await _push(heap, number, stream)
-
-
-async def _push(heap: list[tuple[Any, int, Row, _Stream]], number: int, stream: _Stream) -> None:
-    row = await stream.next()
-    if row is not None:
-        heapq.heappush(heap, (stream.rank(row), number, row, stream))
-
-
-class _Stream:
     """One walk, fetched a step at a time."""
-
-    def __init__(self, engine: Engine, walk: Query, after: Place | None, order: Order, step: int) -> None:
-        self._engine = engine
-        self._walk = msgspec.structs.replace(walk, after=after, limit=step)
-        self._order = order
-        self._rows: list[Row] = []
-        self._over = False
-
-    def rank(self, row: Row) -> Any:
-        place = place_of(row, self._order)
-        return _Reversed(place) if self._order.descending else place
-
-    async def next(self) -> Row | None:
-        if not self._rows and not self._over:
-            await self._fetch()
-        return self._rows.pop() if self._rows else None
-
-    async def _fetch(self) -> None:
-        rows = await self._engine.query(self._walk)
-        self._over = len(rows) < self._walk.limit
-        if rows:
-            self._walk = msgspec.structs.replace(self._walk, after=place_of(rows[-1], self._order))
-        self._rows = rows[::-1]
+    most = MOST_STEP if wanted is None else min(MOST_STEP, wanted + 1)
+    step = min(FIRST_STEP, most)
+    while True:
+        rows = await engine.query(msgspec.structs.replace(walk, after=after, limit=step))
+        for row in rows:
+            yield row
+        if len(rows) < step:
+            return
+        after = place_of(rows[-1], order)
+        step = _next_step(rows, most)
 
 
-class _Reversed:
-    __slots__ = ("place",)
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def __lt__(self, other: _Reversed) -> bool:
-        return other.place < self.place
+def _next_step(rows: list[Row], most: int) -> int:
+    average = sum(len(row.body) + len(row.marks) for row in rows) // len(rows) + 1
+    return max(1, min(most, STEP_BYTES // average))

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from statesvc_client.errors import BadRequest
+from statesvc_client.spelling import MANAGED
 from statesvc_client.wire import Fields, printable
 
 from ..backends.port import Keys
 from . import clock
-from .kinds import MANAGED, Kind
+from .kinds import Kind
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -50,19 +51,11 @@ def without_secrets(body: bytes) -> bytes:
 
 def spelled(kind: Kind, given: Fields) -> Fields:
     """The same fields with known names in their own spelling."""
-    if given.keys() <= kind.spelled:
-        return given
-    fields: Fields = {}
-    for name, value in given.items():
-        known = kind.by_lower_case.get(name.lower(), name)
-        if known in fields:
-            raise BadRequest(f"{printable(known)} is given twice, in two spellings")
-        fields[known] = value
-    return fields
+    return kind.spelling.of_fields(given)
 
 
 def spelled_path(kind: Kind, names: list[str]) -> list[str]:
-    return [kind.by_lower_case.get(names[0].lower(), names[0]), *names[1:]]
+    return [kind.spelling.of(names[0]), *names[1:]]
 
 
 def users_own(kind: Kind, fields: Fields) -> Fields:

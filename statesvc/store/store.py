@@ -180,8 +180,7 @@ class Store:
         """The revision a numbered write made when it was taken before."""
         if row is None or not caller.client:
             return None
-        window = marks.window_start(self._clock.now(), self.limits.marks_seconds)
-        return marks.earlier_answer(row.marks, caller.client, request, window)
+        return marks.earlier_answer(row.marks, caller.client, request)
 
 
 def _perhaps_applied(why: str) -> StateError:

@@ -5,12 +5,11 @@ Owns the order of a sync and its report. Must not know what a single write does:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from statesvc_client.errors import BadRequest, Busy, StateError
+from statesvc_client.errors import BadRequest, Busy, Conflict, ServiceFault, StateError
 from statesvc_client.wire import Fields, Sync
 
 from ..backends.port import Row, Write
@@ -18,10 +17,8 @@ from . import queries, writes
 from .batches import Batch
 from .records import identify, spelled
 from .store import ATTEMPTS, Store
+from .turns import Turns
 from .writes import Caller, Subject
-
-STEP = 128
-"""Records decided before others get their turn: a few milliseconds."""
 
 
 class SyncReport(NamedTuple):
@@ -50,17 +47,17 @@ class _Sync:
         self._unchanged = 0
         self._rejected: list[tuple[str, StateError]] = []
         self._batches: list[Batch] = []
+        self._turns = Turns()
 
     async def run(self) -> SyncReport:
         sent = self._sent()
         try:
-            for number, (name, fields) in enumerate(sent.items(), start=1):
+            for name, fields in sent.items():
                 await self._bring_forward(name, fields)
-                if number % STEP == 0:
-                    await asyncio.sleep(0)
+                await self._turns.pause()
             missing = await self._not_sent(sent) if self._request.scope else None
             await self._settled()
-        except StateError as failure:
+        except ServiceFault as failure:
             # Some of the records may be in: only sending the sync again tells.
             raise type(failure)(failure.text, outcome="unknown") from None
         return SyncReport(self._applied, self._unchanged, self._rejected, missing)
@@ -102,12 +99,31 @@ class _Sync:
         given = queries.Filter(node_id=scope.node_id if scope else None)
         planned = queries.plan(given, self._kind, queries.Order("created", descending=True))
         await store.commits.settled()
+        absent: list[str] = []
         async with aclosing(queries.candidates(store.engine, planned, None)) as rows:
-            absent = [row.id async for row in rows if row.id not in sent and queries.passes(row, planned.tests)]
+            async for row in rows:
+                if (
+                    row.id not in sent
+                    and queries.passes(row, planned.tests)
+                    and not self._was_decided(row, if_unknown=True)
+                ):
+                    absent.append(row.id)
+                await self._turns.pause()
         if self._request.mode == "replace":
             for name in absent:
                 await self._change(name, self._decide_burial)
+                await self._turns.pause()
         return absent
+
+    def _was_decided(self, row: Row | None, *, if_unknown: bool = False) -> bool:
+        """Whether this very sync, or a later write of its client, has had its say about the record: then it stays.
+
+        Where the record no longer knows, bringing it forward again does no harm; burying it might.
+        """
+        try:
+            return self._store.earlier_answer(self._request, row, self._caller) is not None
+        except Conflict as refused:
+            return if_unknown or refused.outcome == "not_applied"
 
     def _decide_burial(self, subject: Subject) -> Write | None:
         row, scope = subject.living, self._request.scope
@@ -124,8 +140,7 @@ class _Sync:
             if row in unsure:
                 self._applied += 1
                 return
-            taken = store.earlier_answer(self._request, row, self._caller) is not None
-            write = None if taken else decide(Subject(self._kind, name, row))
+            write = None if self._was_decided(row) else decide(Subject(self._kind, name, row))
             if write is None:
                 self._unchanged += 1
                 self._depend_on(after)

@@ -11,14 +11,18 @@ from typing import NamedTuple
 
 from statesvc_client import patch
 from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, NotFound, StateError
+from statesvc_client.spelling import MANAGED
 from statesvc_client.wire import Create, Delete, Fields, Limits, Update
 from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import Event, Keys, Row, Write
 from . import clock, marks
-from .kinds import GIVEN_AT_BIRTH, MANAGED, Kind
+from .kinds import GIVEN_AT_BIRTH, Kind
 from .records import Times, encode, index_keys, spelled, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
+
+MOST_PATHS = 256
+"""Paths an update may name: each copies the levels it walks through."""
 
 
 class Caller(NamedTuple):
@@ -114,7 +118,8 @@ def update(request: Update, fields: Fields, subject: Subject, caller: Caller, mo
 
 def _update_absent(request: Update, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
     """An upsert makes the record; so does an agent without hello whose create is still on its way."""
-    overtook_its_create = not caller.said_hello and subject.row is None and fields.get("status")
+    with_status = subject.kind.lifecycle is not None and fields.get("status")
+    overtook_its_create = not caller.said_hello and subject.row is None and with_status
     if request.if_revision or not (request.upsert or overtook_its_create):
         raise NotFound(f"{subject.kind.name} not found")
     made = _patched(request, users_own(subject.kind, fields), {}, subject.kind, caller)
@@ -127,6 +132,8 @@ def _birth_fields(fields: Fields) -> Fields:
 
 def _patched(request: Update, own: Fields, before: Fields, kind: Kind, caller: Caller) -> Fields:
     after = patch.merge(before, own) if caller.said_hello else {**before, **own}
+    if sum(len(changes or ()) for changes in (request.set, request.inc, request.append)) > MOST_PATHS:
+        raise BadRequest(f"an update changes at most {MOST_PATHS} paths; put more into its record")
     for changes, change in (
         (request.set, patch.assign),
         (request.inc, patch.increment),
@@ -272,12 +279,19 @@ def sync(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller
     before = decode_record(row.body)
     after = {**before, **users_own(subject.kind, fields)}
     _status_of(subject.kind, after)
-    after.setdefault("status", before["status"]) if "status" in before else None
-    if patch.same(before, after):
+    if "status" in before:
+        after.setdefault("status", before["status"])
+    if patch.same(before, after) and not _brings_times(row, fields):
         return None
     if isinstance(seen, int) and seen < row.revision and fields.get("uid") == row.uid:
         raise conflict(row, f"revision is {row.revision}, the one sent is older: {seen}")
     return _moved(request, row, after, subject, caller, moment, stepwise=False, given=fields)
+
+
+def _brings_times(row: Row, fields: Fields) -> bool:
+    """Whether a sync tells when a record started or ended, which was not known yet."""
+    started = row.keys.started is None and clock.given(fields.get("startedAt"))
+    return started or (row.keys.completed is None and clock.given(fields.get("completedAt")))
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -313,4 +327,4 @@ def _marked(request: WriteRequest, row: Row | None, revision: int, caller: Calle
     stored = b"" if row is None else row.marks
     if not caller.client:
         return stored
-    return marks.with_write(stored, caller.client, request, revision, moment.now, moment.limits.marks_clients)
+    return marks.with_write(stored, caller.client, request, revision, moment.limits.marks_clients)

@@ -13,6 +13,7 @@ from statesvc import __version__
 from statesvc.cli.app import COMMANDS
 from statesvc.cli.manual import manual
 from statesvc.config.model import leaves
+from statesvc_client import wire
 from tests.cli.running import daemon, plain_environment, run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -119,6 +120,14 @@ def test_config_check_says_good_or_exits_78_with_every_problem(tmp_path):
 
 def test_version_is_that_of_the_package():
     assert run("version").out.startswith(f"statesvc {__version__} (protocol 1, Python 3.")
+
+
+def test_the_protocol_spoken_is_that_of_the_client_package(served, monkeypatch):
+    monkeypatch.setattr(wire, "PROTOCOL", 7)
+    assert "(protocol 7, " in run("version").out
+    refused = run("ping", "--socket", str(served))
+    assert refused.code == 1
+    assert "protocol 7 is not spoken here" in refused.err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from statesvc.cli.session import Session
+from statesvc_client import wire
+from statesvc_client.errors import Unavailable
 from tests.cli.running import plain_environment, run
 
 HELLO = b'{"requestId":"1","success":true,"protocol":1,"version":"9"}\n'
@@ -400,3 +403,15 @@ def test_on_a_terminal_the_output_is_a_table(ask, served):
     assert process.returncode == 0
     assert shown.splitlines()[0].startswith(b"ID ")
     assert shown.splitlines()[1].startswith(b"tty-1 ")
+
+
+class Glance(wire.Request, tag="glance"):
+    """An op that this command line has never heard of."""
+
+
+@pytest.mark.parametrize("op", [*wire.OPS, "glance"])
+def test_without_an_answer_the_outcome_of_a_write_alone_is_unknown(scripted, monkeypatch, op):
+    monkeypatch.setitem(wire.OPS, "glance", Glance)
+    with Session(scripted(HELLO), timeout=20) as session, pytest.raises(Unavailable) as caught:
+        session.ask(op)
+    assert caught.value.outcome == ("unknown" if wire.OPS[op].writes else "not_applied")

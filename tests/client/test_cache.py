@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from statesvc_client import writes
-from statesvc_client.cache import Cache
-from statesvc_client.errors import Conflict, Exists, InvalidTransition, NotFound
+from statesvc_client.cache import EVICT_STEPS, Cache
+from statesvc_client.errors import Conflict, Exists, InvalidTransition, NotFound, TooLarge
 
 
 def record(id: str, revision: int = 1, uid: str = "u1", **fields: object) -> dict:
@@ -241,3 +243,53 @@ def test_forgetting_own_writes_keeps_what_is_shown(complete):
     cache.note(update("j", a=1))
     cache.forget_own()
     assert shown(cache)["a"] == 1
+
+
+def appended(id: str, *values: object) -> writes.Write:
+    return writes.update("job", id, {}, writes.More(append={"words": list(values)}))
+
+
+def test_many_appends_to_one_record_do_not_hold_it_once_for_each():
+    cache = warmed(record("j"))
+    tracemalloc.start()
+    try:
+        made = [appended("j", f"word-{number}") for number in range(3000)]
+        before = tracemalloc.get_traced_memory()[0]
+        for write in made:
+            cache.note(write)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 1_000_000, "one list of 3000 words takes 24 kB; one for each write 36 MB"
+    for write in made[:2000]:
+        cache.applied(write)
+    cache.rejected(made[2000], Conflict(""))
+    words = shown(cache)["words"]
+    assert (len(words), words[1999:2001]) == (2999, ["word-1999", "word-2001"])
+
+
+def test_a_write_rejected_out_of_turn_leaves_the_earlier_and_the_later_ones():
+    cache = warmed(record("j", words=["a"]))
+    made = [appended("j", word) for word in "bcd"]
+    for write in made:
+        cache.note(write)
+    cache.rejected(made[1], TooLarge(""))
+    assert shown(cache)["words"] == ["a", "b", "d"]
+    cache.rejected(made[0], Conflict(""))
+    assert shown(cache)["words"] == ["a", "d"]
+    cache.applied(made[2])
+    assert shown(cache)["words"] == ["a", "d"]
+
+
+def test_a_cache_full_of_undecided_records_looks_at_a_few_of_them_and_shrinks_when_they_are_decided():
+    cache = warmed(most=500)
+    made = [writes.create("job", {"uuid": f"j{number}"}) for number in range(600)]
+    for write in made:
+        cache.note(write)
+    turned = cache._order[0]
+    cache.note(writes.create("job", {"uuid": "one more"}))
+    assert cache._order.index(turned) >= len(cache._order) - EVICT_STEPS - 1, "not all of them were looked at"
+    assert len(cache.views) == 601
+    for write in made:
+        cache.applied(write)
+    assert len(cache.views) == 500

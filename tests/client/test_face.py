@@ -128,3 +128,15 @@ def test_it_runs_on_uvloop_too(daemon: RealDaemon):
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(agent()) == 500
+
+
+async def test_another_kind_has_the_short_forms_too(scripted):
+    async with StateStore.connect(scripted.path, connect_seconds=30, kinds=("job", "volume"), warm=False) as state:
+        volumes = state.kind("volume")
+        volumes.create({"id": "v"})
+        volumes.increment("v", uses=2)
+        state.increment("v", uses=1, kind="volume")
+        volumes.append("v", {"users": ["a"]})
+        state.append("v", users=["b"], kind="volume")
+        assert volumes.get("v") == {"id": "v", "uses": 3, "users": ["a", "b"]}
+        assert await volumes.fetch("v") == volumes.get("v")

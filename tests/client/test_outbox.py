@@ -9,7 +9,7 @@ from statesvc_client import writes
 from statesvc_client.adapter_errors import OutboxFull
 from statesvc_client.desk import Desk
 from statesvc_client.options import Options
-from statesvc_client.outbox import OVERHEAD, Outbox
+from statesvc_client.outbox import OVERHEAD, SCAN_STEPS, Merge, Outbox
 
 
 def update(id: str = "j", **fields: object) -> writes.Write:
@@ -191,3 +191,61 @@ def test_however_writes_are_merged_each_record_ends_the_same_and_passes_the_same
         ended[write.id] = after
     assert ended == plain
     assert passed == states
+
+
+def test_no_call_looks_through_more_than_a_slice_of_a_full_outbox(monkeypatch):
+    looked: list[int] = []
+    desk = Desk(Options(max_records=2000, when_full="error"))
+    plain = Outbox.merge_into_last
+
+    def counted(outbox: Outbox, write: writes.Write) -> Merge | None:
+        looked.append(1)
+        return plain(outbox, write)
+
+    monkeypatch.setattr(Outbox, "merge_into_last", counted)
+    for number in range(2000):
+        desk.admit(writes.create("job", {"uuid": f"j{number}"}))
+    taken, most = 0, 0
+    while True:
+        looked.clear()
+        if not admitted(desk, writes.create("job", {"uuid": f"k{taken}"})):
+            break
+        most = max(most, len(looked))
+        taken += 1
+    assert 0 < most <= SCAN_STEPS
+    assert taken <= 2000 // SCAN_STEPS + 1, "the reserve is used no longer than the looking takes"
+
+
+def test_what_can_be_merged_at_the_far_end_is_merged_before_anything_is_refused():
+    desk = Desk(Options(max_records=2000, when_full="error"))
+    for number in range(1990):
+        desk.admit(writes.create("job", {"uuid": f"j{number}"}))
+    for _ in range(10):
+        desk.admit(writes.update("job", "last", {}, writes.More(inc={"n": 1})))
+    taken = 0
+    while admitted(desk, writes.create("job", {"uuid": f"k{taken}"})):
+        taken += 1
+    assert desk.counters().merged == 9
+    assert taken >= 9
+    (last,) = [write for write in desk.outbox.waiting() if write.id == "last"]
+    assert last.more == writes.More(inc={"n": 10})
+    assert len(desk.outbox.waiting()) <= 2000
+
+
+def test_decided_writes_are_not_kept_for_merging():
+    desk = Desk(Options(max_records=10, when_full="error"))
+    for number in range(100):
+        desk.admit(update(f"j{number}", a=1))
+        if desk.outbox.queued == 10:
+            admitted(desk, update("one too many", a=1))
+            desk.outbox.take(5, 100, 10_000)
+            desk.acknowledged(desk.outbox.floor + 4)
+    assert len(desk.outbox._latest) <= 10
+
+
+def test_changes_of_state_in_another_spelling_are_not_merged_into_one_step():
+    desk = Desk(Options(max_records=2, when_full="error"))
+    desk.admit(update("j", Status="RUNNING"))
+    desk.admit(update("j", STATUS="STOPPING"))
+    assert not admitted(desk, update("k", a=1))
+    assert [write.status for write in desk.outbox.waiting()] == ["RUNNING", "STOPPING"]

@@ -17,6 +17,7 @@ from statesvc_client.adapter_errors import OutboxFull, SpoolBusy, SpoolCorrupt, 
 from statesvc_client.desk import Desk
 from statesvc_client.options import Options
 from statesvc_client.spool import MARK, Spool
+from statesvc_client.wire import Limits
 from tests.client.conftest import plain_environment
 
 
@@ -249,3 +250,81 @@ def test_merging_in_a_full_outbox_is_spooled_too(path):
     waiting = reopened(path).waiting
     assert sum(write.more.inc["n"] for write in waiting if write.id == "j" and write.more) == 5
     assert len(waiting) == 2
+
+
+def failing_sync(_fd):
+    raise OSError(5, "Input/output error")
+
+
+def test_a_write_that_cannot_be_synced_is_not_taken_and_the_file_is_not_trusted_again(path, monkeypatch):
+    spool = Spool(str(path), sync_each=True)
+    spool.load()
+    spool.begin("client-1", [])
+    spool.add(numbered(1))
+    size = path.stat().st_size
+    monkeypatch.setattr(os, "fdatasync", failing_sync)
+    with pytest.raises(SpoolFailed, match="Input/output error"):
+        spool.add(numbered(2))
+    assert path.stat().st_size == size
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    with pytest.raises(SpoolFailed, match="not trusted"):
+        spool.add(numbered(3))
+    assert synced == []
+    assert not spool.wants_sync
+    spool.compact([numbered(1)])
+    spool.add(numbered(4))
+    assert len(synced) == 1, "a new file is a new chance"
+    spool.close()
+    assert [write.seq for write in reopened(path).waiting] == [1, 4]
+
+
+def test_with_the_desk_a_failed_sync_refuses_one_write_and_the_next_gets_a_new_file(path, monkeypatch):
+    desk = Desk(Options(spool=path, spool_sync=True))
+    desk.open_spool()
+    desk.admit(numbered(0, "before"))
+    monkeypatch.setattr(os, "fdatasync", failing_sync)
+    with pytest.raises(SpoolFailed):
+        desk.admit(numbered(0, "refused"))
+    monkeypatch.undo()
+    desk.admit(numbered(0, "after"))
+    desk.close()
+    assert [write.id for write in reopened(path).waiting] == ["before", "after"]
+
+
+def test_a_failing_sync_does_not_disturb_the_acknowledging(path, monkeypatch):
+    desk = Desk(Options(spool=path, spool_sync=True))
+    desk.open_spool()
+    desk.admit(numbered(0, "j"))
+    desk.take(Limits(), 10, may_sleep=False)
+    monkeypatch.setattr(os, "fdatasync", failing_sync)
+    desk.acknowledged(1)
+    assert desk.counters().acked == 1
+    desk.close()
+
+
+def test_a_folder_that_cannot_be_synced_leaves_the_new_file_in_use(path, monkeypatch):
+    spool = spooled(path, 1)
+
+    def no_folder(_path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("statesvc_client.spool._sync_folder", no_folder)
+    with pytest.raises(SpoolFailed):
+        spool.compact([numbered(1)])
+    spool.add(numbered(2))
+    spool.close()
+    assert [write.seq for write in reopened(path).waiting] == [1, 2]
+
+
+def test_the_bytes_that_wait_are_counted_as_they_come_and_go(path):
+    spool = spooled(path, 1, 2, 3, 4)
+    spool.merge(1, 2, numbered(1).frame())
+    spool.decided_upto(1, [numbered(1)])
+    spool.decided_one(numbered(4))
+    assert spool._live_bytes == sum(spool._live.values()) > 0
+    spool.compact([numbered(3)])
+    assert spool._live_bytes == sum(spool._live.values()) > 0
+    spool.compact([])
+    assert spool._live_bytes == 0
+    spool.close()

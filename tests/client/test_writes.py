@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from statesvc_client import Job, writes
-from statesvc_client.errors import TooLarge
+from statesvc_client import Job, spelling, writes
+from statesvc_client.errors import BadRequest, TooLarge
 
 
 def test_a_frame_carries_the_number_the_floor_and_whether_it_comes_again():
@@ -104,3 +104,25 @@ def test_a_write_comes_back_from_its_frame(write):
         write.op, write.kind, write.id, write.fields, write.more,
     )  # fmt: skip
     assert (again.seq, again.sent, again.frame()) == (12, True, write.frame())
+
+
+def test_known_names_are_put_right_when_a_write_is_made():
+    made = writes.create("job", {"Uuid": "j", "Status": "pending", "NodeId": "n", "Mine": 1})
+    assert (made.id, made.fields) == ("j", {"uuid": "j", "status": "PENDING", "nodeId": "n", "Mine": 1})
+    assert b'"nodeId":"n"' in made.body
+    assert writes.create("job", {"job_uuid": "j"}).id == "j"
+    changed = writes.update("job", "j", {"STATUS": "running", "UpdatedAt": "now"}, None)
+    assert (changed.fields, changed.status) == ({"status": "RUNNING"}, "RUNNING")
+    deep = writes.update("job", "j", {}, writes.More(set={"/Metadata/Key": 1}, inc={"RetryCount": 1}))
+    assert deep.more == writes.More(set={"/metadata/Key": 1}, inc={"retryCount": 1})
+    assert writes.update("volume", "v", {"NodeId": "n", "Uuid": "u"}, None).fields == {"nodeId": "n", "Uuid": "u"}
+
+
+def test_names_in_their_own_spelling_cost_no_copy():
+    given = {"status": "RUNNING", "mine": 1}
+    assert spelling.JOB.of_fields(given) is given
+
+
+def test_a_name_given_in_two_spellings_is_refused_where_it_is_given():
+    with pytest.raises(BadRequest, match="two spellings"):
+        writes.update("job", "j", {"pid": 1, "Pid": 2}, None)

@@ -9,6 +9,7 @@ import pytest
 
 from statesvc.config import BadConfiguration, Secret, Settings, load
 from statesvc.config import sources as sources_module
+from statesvc_client import wire
 
 JOBLET_FILE = """
 version: "3.0"
@@ -178,6 +179,7 @@ def test_a_backend_that_is_not_part_of_this_version_is_named_with_the_known_ones
         ("limits.clients", "1.5"),
         ("limits.clients", "null"),
         ("limits.frame_bytes", "0"),
+        ("limits.frame_bytes", "65535"),
         ("limits.frame_bytes", "1" + "0" * 30),
         ("drain_seconds", "-1"),
         ("drain_seconds", ".nan"),
@@ -312,7 +314,16 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"limits.record_bytes": 16 << 20}, "limits.record_bytes: 16777216 is above limits.frame_bytes"),
+        (
+            {"limits.record_bytes": (10 << 20) - 8191},
+            "limits.record_bytes: 10477569 leaves less than the 8192 bytes that a reply adds to a record below limits.",
+        ),
+        (
+            {"lifecycles": {"Job Two": {"A": ["B"]}}},
+            "lifecycles: 'Job Two' cannot be the name of a kind; it takes 1 to 64 of a-z 0-9 _ . - and begins with a ",
+        ),
+        ({"lifecycles": {"9": {}}}, "lifecycles: '9' cannot be"),
+        ({"lifecycles": {"x" * 65: {}}}, "cannot be the name of a kind"),
         ({"limits.list_default": 2000}, "limits.list_default: 2000 is above limits.list_limit"),
         ({"limits.list_examined": 10}, "limits.list_limit: 1000 is above limits.list_examined"),
         ({"socket": "/" + "x" * 107}, "socket: longer than the 107 bytes"),
@@ -327,3 +338,23 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
 )
 def test_values_that_cannot_work_together_are_refused(flags, expected):
     assert expected in problems_of(flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"limits.record_bytes": (10 << 20) - 8192},
+        {"limits.frame_bytes": 64 << 10, "limits.record_bytes": 56 << 10},
+        {"lifecycles": {"job": {"RUNNING": ["PAUSED"]}, "_my.own-kind2": {}, "x" * 64: {}}},
+    ],
+)
+def test_values_that_just_work_together_are_taken(flags):
+    assert load(flags, {}).settings != Settings()
+
+
+def test_the_window_of_marks_is_no_key_any_more():
+    assert "limits.marks_seconds: unknown key" in problems_of({}, {"STATESVC_LIMITS__MARKS_SECONDS": "60"})
+
+
+def test_every_limit_a_client_is_told_is_a_key_of_the_configuration():
+    assert set(wire.Limits.__struct_fields__) <= set(Settings().limits.__struct_fields__)

@@ -75,6 +75,8 @@ def stuck_client(daemon: Daemon) -> Client:
 def test_a_client_that_takes_no_replies_holds_up_the_end_for_the_deadline_only(folder):
     with serving(folder, "--drain-seconds", "0.3") as daemon, stuck_client(daemon):
         assert daemon.stop() == 0
+        (line,) = daemon.events("connections_aborted")
+        assert (line["level"], line["connections"]) == ("warning", 1)
 
 
 def test_a_second_signal_ends_the_daemon_at_once(folder):
@@ -84,10 +86,24 @@ def test_a_second_signal_ends_the_daemon_at_once(folder):
         assert daemon.process is not None
         assert daemon.process.poll() is None
         daemon.signal(signal.SIGTERM)
-        assert daemon.exit_code() == 0
+        assert daemon.exit_code() == -signal.SIGTERM
         assert daemon.events("ending_at_once")
+        assert not daemon.socket.exists()
     with serving(folder) as daemon, daemon.connect() as client:
         assert client.ask("get", jobId="big")["success"]
+
+
+def test_the_end_of_the_parent_and_one_signal_are_not_two_signals(folder):
+    read_end, write_end = os.pipe()
+    flags = ("--parent-fd", str(read_end), "--drain-seconds", "1")
+    with serving(folder, *flags, pass_fds=[read_end]) as daemon, stuck_client(daemon):
+        os.close(read_end)
+        os.close(write_end)
+        until(lambda: daemon.events("draining"), "the drain to begin")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit_code() == 0
+        assert daemon.events("ending_at_once") == []
+        assert [line["reason"] for line in daemon.events("draining")] == ["parent_gone"]
 
 
 def test_a_daemon_that_drains_takes_no_new_clients(folder):

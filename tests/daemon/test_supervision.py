@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,21 +58,42 @@ def test_a_corrupt_store_is_never_ready_and_says_why_on_one_line(folder, supervi
         assert str(folder / "data" / "log.db") in line["why"]
 
 
+def activated(folder: Path, *paths: Path) -> list[str]:
+    """The daemon below a supervisor that listens at these paths and starts it with the first client."""
+    listening = [word for path in paths for word in ("--listen", str(path))]
+    return [
+        "systemd-socket-activate", *listening, "-E", "PYTHONPATH", sys.executable, "-m", "statesvc", "serve",
+        "--announce", "--socket", str(folder / "unused.sock"), "--data", str(folder / "data"),
+    ]  # fmt: skip
+
+
+@needs_activation
+def test_several_sockets_of_a_supervisor_are_refused_by_their_names(folder):
+    command = activated(folder, folder / "a.sock", folder / "b.sock")
+    command[1:1] = ["--fdname=agents:people"]
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(command, env=environment(), stdout=said, stderr=said)
+    try:
+        until((folder / "b.sock").exists, "the supervisor's sockets")
+        with Client(folder / "a.sock"):
+            assert process.wait(30) == 78
+    finally:
+        process.kill()
+        process.wait()
+    assert "agents, people" in (folder / "said").read_text()
+
+
 @needs_activation
 def test_a_daemon_takes_over_the_socket_of_its_supervisor_and_leaves_it_there(folder):
     path = folder / "activated.sock"
-    command = [
-        "systemd-socket-activate", "--listen", str(path), "-E", "PYTHONPATH",
-        sys.executable, "-m", "statesvc", "serve",
-        "--socket", str(folder / "unused.sock"), "--data", str(folder / "data"),
-    ]  # fmt: skip
     with (folder / "said").open("wb") as said:
-        process = subprocess.Popen(command, env=environment(), stderr=said)
+        process = subprocess.Popen(activated(folder, path), env=environment(), stdout=said, stderr=said)
     try:
         until(path.exists, "the supervisor's socket")
         with Client(path) as client:
             assert client.ask("create", job={"uuid": "job-1"})["success"]
         assert not (folder / "unused.sock").exists()
+        assert f"statesvc serves sqlite on {path}\n" in (folder / "said").read_text()
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
         assert path.is_socket(), "the file belongs to the supervisor"

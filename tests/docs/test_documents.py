@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -81,14 +80,34 @@ def test_the_line_of_the_readme_that_needs_no_client_is_answered_with_success(da
     assert _converse(daemon_socket, [frame])[0]["success"]
 
 
-def test_the_commands_of_the_readme_run(daemon_socket, tmp_path):
-    lines = re.findall(r"^(statesvc .*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    environment = {**_environment(tmp_path), "STATESVC_SOCKET": str(daemon_socket)}
-    for line in lines:
-        words = [sys.executable, "-m", *shlex.split(line)]
-        done = subprocess.run(words, check=False, env=environment, capture_output=True, text=True, timeout=30)
-        assert done.returncode == 0, (line, done.stderr)
-    assert len(lines) == 3
+def test_the_commands_of_the_readme_run_as_they_stand_beside_make_run(socket_folder):
+    """In a folder as `make run` leaves it: the command in .venv, the daemon on the socket below var."""
+    (block,) = [block for block in _blocks(ROOT / "README.md", "sh") if "statesvc create" in block]
+    command = socket_folder / ".venv" / "bin" / "statesvc"
+    command.parent.mkdir(parents=True)
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m statesvc "$@"\n')
+    command.chmod(0o755)
+    (socket_folder / "var").mkdir(mode=0o700)
+    socket = _made_by_make("SOCKET")
+    environment = {name: text for name, text in _environment(socket_folder).items() if "STATESVC" not in name}
+    daemon = subprocess.Popen(
+        [command, "serve", "--socket", socket, "--data", _made_by_make("DATA")], cwd=socket_folder, env=environment
+    )
+    try:
+        connect(socket_folder / socket).close()
+        done = subprocess.run(
+            ["sh", "-e"], input=block, check=False, cwd=socket_folder, env=environment, capture_output=True, text=True
+        )
+    finally:
+        daemon.terminate()
+        daemon.wait(30)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["PENDING", "RUNNING", "RUNNING"]
+
+
+def _made_by_make(name: str) -> str:
+    (value,) = re.findall(rf"^{name} *:= (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    return value
 
 
 def _converse(path: Path, frames: list[str]) -> list[dict]:

@@ -196,13 +196,13 @@ def _behind(row: Row, query: Query) -> bool:
     return mine < last if query.descending else mine > last
 
 
-def _has_term(row: Row, term: tuple[str, str] | None) -> bool:
+def _has_term(row: Row, term: tuple[str, ...] | None) -> bool:
     if term is None:
         return True
-    field, value = term
+    field, *values = term
     if field.startswith("label:"):
-        return (field.removeprefix("label:"), value) in row.keys.labels
-    return (getattr(row.keys, field) or "") == value
+        return any((field.removeprefix("label:"), value) in row.keys.labels for value in values)
+    return (getattr(row.keys, field) or "") in values
 
 
 def _key(row: Row, query: Query) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from statesvc.process.errors import BadInheritance
-from statesvc.process.notify import Notifier, activated_sockets, watchdog_interval
+from statesvc.process.notify import Notifier, activated_socket, watchdog_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,10 +31,9 @@ def supervisor(socket_folder):
 
 def test_a_supervisor_is_told_of_each_state(supervisor):
     notifier = Notifier(supervisor.getsockname())
-    assert notifier.present
-    assert all((notifier.ready("serving"), notifier.status("busy"), notifier.alive(), notifier.stopping()))
-    told = [supervisor.recv(4096) for _ in range(4)]
-    assert told == [b"READY=1\nSTATUS=serving", b"STATUS=busy", b"WATCHDOG=1", b"STOPPING=1"]
+    assert all((notifier.ready("serving"), notifier.alive(), notifier.stopping()))
+    told = [supervisor.recv(4096) for _ in range(3)]
+    assert told == [b"READY=1\nSTATUS=serving", b"WATCHDOG=1", b"STOPPING=1"]
 
 
 def test_an_abstract_address_works():
@@ -45,8 +45,8 @@ def test_an_abstract_address_works():
 
 
 def test_a_newline_in_a_status_starts_no_assignment(supervisor):
-    Notifier(supervisor.getsockname()).status("one\nREADY=1")
-    assert supervisor.recv(4096) == b"STATUS=one READY=1"
+    Notifier(supervisor.getsockname()).stopping("one\nREADY=1")
+    assert supervisor.recv(4096) == b"STOPPING=1\nSTATUS=one READY=1"
 
 
 @pytest.mark.parametrize("address", [None, "", "vsock:2:1234", "/nowhere/to/be/found"])
@@ -65,7 +65,7 @@ def test_the_address_is_taken_out_of_the_environment(supervisor):
     environment = {"NOTIFY_SOCKET": supervisor.getsockname(), "HOME": "/"}
     assert Notifier.from_environment(environment).ready()
     assert environment == {"HOME": "/"}
-    assert not Notifier.from_environment(environment).present
+    assert not Notifier.from_environment(environment).ready()
 
 
 # -- the watchdog ----------------------------------------------------------------------------------------
@@ -94,49 +94,53 @@ def test_a_watchdog_time_that_is_no_number_is_named():
 # -- socket activation -----------------------------------------------------------------------------------
 
 
-def test_passed_on_sockets_are_taken_with_their_names_and_the_environment_is_cleaned(socket_folder):
+def test_a_passed_on_socket_is_taken_and_the_environment_is_cleaned(socket_folder):
     with socket.socket(socket.AF_UNIX) as given:
         given.bind(str(socket_folder / "s.sock"))
         given.listen()
         fd = os.dup(given.fileno())
         os.set_inheritable(fd, True)
         environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "statesvc"}
-        [(name, sock)] = activated_sockets(environment, first=fd)
+        sock = activated_socket(environment, first=fd)
+        assert sock is not None
         with sock:
-            assert name == "statesvc"
             assert sock.getsockname() == str(socket_folder / "s.sock")
             assert not sock.get_inheritable()
             assert environment == {}
 
 
 def test_sockets_meant_for_another_process_are_left_alone():
-    assert activated_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
-    assert activated_sockets({"LISTEN_FDS": "1"}) == []
-    assert activated_sockets({}) == []
+    assert activated_socket({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
+    assert activated_socket({"LISTEN_PID": "1", "LISTEN_FDS": "2"}) is None
+    assert activated_socket({"LISTEN_FDS": "1"}) is None
+    assert activated_socket({}) is None
 
 
 def test_a_descriptor_that_is_no_socket_is_named(tmp_path):
     with open(tmp_path / "file", "w") as file:
         fd = file.fileno()
         with pytest.raises(BadInheritance, match=f"descriptor {fd}"):
-            activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, first=fd)
+            activated_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}, first=fd)
 
 
-def test_a_count_of_descriptors_beyond_reason_is_refused():
-    with pytest.raises(BadInheritance, match="LISTEN_FDS=100000"):
-        activated_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "100000"})
+@pytest.mark.parametrize(
+    ("names", "told"), [("agents:people", "2 sockets (agents, people) were"), ("", "2 sockets were")]
+)
+def test_several_sockets_are_refused_by_their_names(names, told):
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": names}
+    with pytest.raises(BadInheritance, match=f"^LISTEN_FDS=2: {re.escape(told)}"):
+        activated_socket(environment)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="systemd-socket-activate is not installed")
 def test_a_socket_of_systemd_socket_activate_serves_the_client_that_woke_us(socket_folder):
     path = str(socket_folder / "s.sock")
     serve_once = (
-        "from statesvc.process.notify import activated_sockets\n"
+        "from statesvc.process.notify import activated_socket\n"
         "from statesvc.process.listener import listen_on_inherited\n"
-        "[(name, sock)] = activated_sockets()\n"
-        "listening = listen_on_inherited(sock)\n"
+        "listening = listen_on_inherited(activated_socket())\n"
         "connection, _ = listening.sock.accept()\n"
-        "connection.sendall(f'{name} {listening.path}'.encode())\n"
+        "connection.sendall(listening.path.encode())\n"
     )
     command = ["systemd-socket-activate", "-l", path, "--fdname=statesvc", f"--setenv=PYTHONPATH={ROOT}"]
     activator = subprocess.Popen([*command, sys.executable, "-c", serve_once], stderr=subprocess.PIPE, text=True)
@@ -146,7 +150,7 @@ def test_a_socket_of_systemd_socket_activate_serves_the_client_that_woke_us(sock
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
             client.settimeout(30)
-            assert client.recv(4096) == f"statesvc {path}".encode()
+            assert client.recv(4096) == path.encode()
     finally:
         activator.kill()
         activator.communicate()

@@ -35,20 +35,6 @@ async def main():
 asyncio.run(main())
 """
 
-SIGNALLED = """
-import os, signal, sys, threading
-from statesvc.process.parent import end_with_parent
-signal.signal(signal.SIGTERM, lambda *_: (print("signalled", flush=True), os._exit(0)))
-print("alive" if end_with_parent(int(sys.argv[1])) else "gone", flush=True)
-threading.Event().wait(60)
-"""
-
-SPAWN_SIGNALLED = """
-import os, subprocess, sys
-subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
-sys.stdin.read()
-"""
-
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def loop(request):
@@ -127,15 +113,3 @@ def test_a_daemon_learns_that_its_agent_was_killed(start, signal_number):
     assert agent.stdout.readline() == "watching\n"
     agent.send_signal(signal_number)
     assert agent.stdout.readline() == "parent is gone\n"
-
-
-def test_the_kernel_signals_when_a_parent_without_a_pipe_dies(start):
-    parent = start(SPAWN_SIGNALLED, SIGNALLED)
-    assert parent.stdout.readline() == "alive\n"
-    parent.kill()
-    assert parent.stdout.readline() == "signalled\n"
-
-
-def test_a_parent_that_is_already_another_one_is_noticed(start):
-    child = start(SIGNALLED, os.getpid() + 1)
-    assert child.stdout.readline() == "gone\n"

@@ -92,7 +92,6 @@ async def test_hello_tells_what_the_daemon_is(daemon: Daemon):
         "requestsInFlight": 4096,
         "listLimit": 1000,
         "marksClients": 64,
-        "marksSeconds": 86_400,
     }
 
 

@@ -89,5 +89,5 @@ def test_names_made_up_by_clients_cost_bounded_memory():
 def test_known_fields_are_found_in_any_case_and_by_alias():
     kind = Kinds()["job"]
     for written, spelled in (("NodeId", "nodeId"), ("STARTTIME", "startTime"), ("job_uuid", "uuid"), ("JobID", "uuid")):
-        assert kind.by_lower_case[written.lower()] == spelled
-    assert "jobid" not in Kinds()["kv"].by_lower_case
+        assert kind.spelling.of(written) == spelled
+    assert Kinds()["kv"].spelling.of("jobId") == "jobId"

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from statesvc.config import Settings
+from statesvc.server import CLOSE_SECONDS
+
 UNITS = Path(__file__).parents[2] / "systemd"
 
 # The most exposure that is tolerated, of 10 (systemd-analyze security).
@@ -62,3 +65,15 @@ def test_service_and_socket_agree_on_the_path_and_the_user():
 
 def test_the_sockets_file_outlives_a_restart_of_the_daemon():
     assert settings("statesvc.service")["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_a_long_replay_is_not_cut_off_by_the_supervisor():
+    """It is ready only after the replay; killed in the middle of one, it would begin again, and again."""
+    service = settings("statesvc.service")
+    assert service["Type"] == "notify"
+    assert service["TimeoutStartSec"] == "infinity"
+
+
+def test_the_supervisor_waits_longer_for_the_end_than_the_daemon_does():
+    longest_end = Settings().drain_seconds + max(Settings().drain_seconds, CLOSE_SECONDS)
+    assert float(settings("statesvc.service")["TimeoutStopSec"].removesuffix("s")) > longest_end

@@ -165,7 +165,7 @@ REPLIES = [
         (
             b'{"requestId":"r","success":true,"protocol":1,"version":"0.1.0","backend":"memory","durability":"memory",'
             b'"epoch":"e","limits":{"frameBytes":10485760,"frameValues":200000,"depth":256,"idChars":256,'
-            b'"recordBytes":8388608,"requestsInFlight":4096,"listLimit":1000,"marksClients":64,"marksSeconds":86400.0}}\n'
+            b'"recordBytes":8388608,"requestsInFlight":4096,"listLimit":1000,"marksClients":64}}\n'
         ),
     ),
 ]
@@ -224,7 +224,6 @@ def test_the_limits_are_the_documented_ones():
             requests_in_flight=4096,
             list_limit=1000,
             marks_clients=64,
-            marks_seconds=86_400.0,
         )
         == LIMITS
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -96,6 +97,7 @@ class SqliteEngine(Engine):
         self._stuck = False
         """The disk is full: the state cannot follow the log for now."""
         self._opening: asyncio.Future[Files] | None = None
+        self._stopped = threading.Event()
         self._is_open = False
 
     # --- open and close --------------------------------------------------------------------------------------------
@@ -112,13 +114,15 @@ class SqliteEngine(Engine):
             raise UnsafePath(str(folder), "the data folder must be a folder, not a link to one")
         if found.st_uid not in (os.geteuid(), 0):
             raise UnsafePath(str(folder), f"the data folder belongs to uid {found.st_uid}")
+        if found.st_mode & 0o022:
+            raise UnsafePath(str(folder), "others may write to the data folder: chmod go-w")
         if not self._lock.held:
             self._lock.acquire()
 
     async def open(self) -> None:
         self.own()
         self._loop = asyncio.get_running_loop()
-        opening = asyncio.to_thread(open_files, self._paths, SYNCHRONOUS[self.durability])
+        opening = asyncio.to_thread(open_files, self._paths, SYNCHRONOUS[self.durability], self._stopped)
         self._opening = asyncio.ensure_future(opening)
         # A stop during a long replay cancels us, not the thread: close() waits for it before it gives up the folder.
         self._files = await asyncio.shield(self._opening)
@@ -140,6 +144,7 @@ class SqliteEngine(Engine):
             await self._close_files()
             self._is_open = False
         elif self._opening is not None:
+            self._stopped.set()
             (files,) = await asyncio.gather(self._opening, return_exceptions=True)
             if isinstance(files, Files):
                 files.abandon()
@@ -178,6 +183,7 @@ class SqliteEngine(Engine):
 
     async def ping(self) -> None:
         self._check_usable()
+        self._read_row(("", ""))
 
     def _check_usable(self) -> None:
         if self._broken is not None:
@@ -195,12 +201,15 @@ class SqliteEngine(Engine):
         if known:
             return cached
         self._check_usable()
-        try:
-            row = self._reader.row(key)
-        except apsw.Error as problem:
-            raise unreadable(self._paths.state, problem) from None
+        row = self._read_row(key)
         self._cache.put(key, row)
         return row
+
+    def _read_row(self, key: Key) -> Row | None:
+        try:
+            return self._reader.row(key)
+        except apsw.Error as problem:
+            raise unreadable(self._paths.state, problem) from None
 
     async def get(self, keys: Sequence[Key]) -> list[Row | None]:
         return [self.peek(key) for key in keys]
@@ -305,6 +314,7 @@ class SqliteEngine(Engine):
     def _break(self, why: str) -> None:
         if self._broken is None:
             self._broken = EngineBroken(why)
+            self._wake_waiters(self._committed.position)
             self.broke(self._broken)
 
     def _take_in(self, accepted: list[Write]) -> None:
@@ -401,15 +411,12 @@ class SqliteEngine(Engine):
             await self._applied_at(self._committed.position)
 
     async def _applied_at(self, position: int) -> None:
+        self._check_usable()
         waiter = self._loop.create_future()
         self._applied_waiters.append((position, waiter))
         self._start_apply()
         await waiter
-        self._check_writable()
-
-    def _check_writable(self) -> None:
-        if self._broken is not None:
-            raise Unavailable(f"the store failed and must be restarted: {self._broken}")
+        self._check_usable()
 
     # --- idleness --------------------------------------------------------------------------------------------------
 
@@ -440,7 +447,7 @@ class SqliteEngine(Engine):
 
     def _mark_end(self) -> None:
         end = self._files.log.end
-        watermark.write(self._paths.watermark, Watermark(self.epoch, end.position, end.digest.hex()))
+        watermark.write(self._paths.watermark, Watermark.of(self.epoch, end.position, end.digest))
         self._marked = end.position
 
     # --- checking --------------------------------------------------------------------------------------------------

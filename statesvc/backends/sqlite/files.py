@@ -20,8 +20,11 @@ import apsw.sqlite_extra
 
 from statesvc_client.errors import Internal
 
+from ... import logs
 from ..port import DataCorrupt, EngineBroken
 from .wal import Tail, unread_tail
+
+log = logs.get(__name__)
 
 APPLICATION_ID = 0x53535643
 """Written into each file's header, so that a stranger's database is not taken for ours."""
@@ -129,8 +132,9 @@ def in_words(problem: Exception) -> str:
 
 def unreadable(path: Path, problem: apsw.Error) -> Internal:
     """The answer to a request whose record cannot be read."""
-    what = "is damaged; stop the daemon and bring back a copy" if is_damage(problem) else "cannot be read"
-    return Internal(f"{path.name} {what}: {in_words(problem)}")
+    log.error("file_unreadable", file=str(path), why=in_words(problem), damaged=is_damage(problem))
+    what = "is damaged" if is_damage(problem) else "cannot be read"
+    return Internal(f"{path.name} {what}: {in_words(problem)}; see the log and the guide to operating")
 
 
 def close_untouched(db: apsw.Connection) -> None:
@@ -157,9 +161,11 @@ class Checkpoints:
     def after_commit(self) -> None:
         if self._pages < self.PAGES:
             return
+        # With a reader always at work the WAL would never begin anew: then wait for readers to let go of it.
+        overdue = self._pages > 8 * self.PAGES
         self._pages = 0
         try:
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART if overdue else apsw.SQLITE_CHECKPOINT_PASSIVE)
         except (apsw.FullError, apsw.BusyError):
             pass  # everything is safe in the WAL; the next commit tries again
 

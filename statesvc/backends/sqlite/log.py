@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -51,44 +51,56 @@ def _chained(before: bytes, first: int, payload: bytes) -> bytes:
     return link.digest()
 
 
+def _first_facts() -> dict[str, Any]:
+    epoch = os.urandom(8).hex()
+    return {"epoch": epoch, "start": 0, "start_digest": hashlib.blake2b(epoch.encode(), digest_size=16).digest()}
+
+
 class LogFile:
     """The log, open for appending."""
 
-    def __init__(self, path: Path, synchronous: str) -> None:
+    def __init__(self, path: Path, synchronous: str, *, new: bool) -> None:
         self._path = path
-        self._synced = synchronous == "FULL"
+        self.synced = synchronous == "FULL"
+        self.torn = False
+        """The file ended in something that could not be read."""
         self._db = open_file(path, FORMAT, synchronous, self._judge_tail)
         self._checkpoints = Checkpoints(self._db)
-        self.epoch, self.start = self._origin()
+        self.epoch, self.start = self._origin(new=new)
         self.end = self._last()
 
     def _judge_tail(self, tail: Tail) -> None:
         """A crash tears the last commit at most; without syncing, a power loss may tear any."""
-        if tail.commits > 1 and self._synced:
+        if tail.commits > 1 and self.synced:
             raise DataCorrupt(
                 f"{self._path}-wal is damaged in the middle: {tail.commits} commits ({tail.bytes} bytes) behind the "
                 "damage were safely in it; bring back a copy, or go on without them by starting once with "
                 "durability os"
             )
+        self.torn = tail.bytes > 0
         if tail.bytes:
             log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 
-    def _origin(self) -> tuple[str, End]:
-        """The epoch, and where the kept part of the log begins; made up at the first opening."""
+    def _origin(self, *, new: bool) -> tuple[str, End]:
+        """The epoch, and where the kept part of the log begins; made up for a new store."""
         facts = dict(self._db.execute("SELECT name, value FROM fact"))
-        if not facts:
-            epoch = os.urandom(8).hex()
-            facts = {
-                "epoch": epoch,
-                "start": 0,
-                "start_digest": hashlib.blake2b(epoch.encode(), digest_size=16).digest(),
-            }
+        if not facts and new:
+            facts = _first_facts()
             with self._db:
                 self._db.executemany("INSERT INTO fact VALUES (?, ?)", facts.items())
+            # On the disk before anything is built on it, whatever the level: an epoch must not be forgotten.
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         try:
             return facts["epoch"], End(facts["start"], facts["start_digest"])
         except KeyError as missing:
-            raise DataCorrupt(f"{self._path} lacks the fact {missing}") from None
+            raise DataCorrupt(f"{self._path} lacks the fact {missing}; bring back a copy") from None
+
+    def begin_new_epoch(self) -> None:
+        """Say that acknowledged entries may be gone."""
+        self.epoch = os.urandom(8).hex()
+        with self._db:
+            self._db.execute("UPDATE fact SET value = ? WHERE name = 'epoch'", (self.epoch,))
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def _last(self) -> End:
         row = self._db.execute("SELECT first, entries, digest FROM batch ORDER BY first DESC LIMIT 1").get

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import apsw
@@ -29,7 +30,8 @@ from .watermark import Watermark
 log = logs.get(__name__)
 
 REPLAY_ENTRIES = 20_000
-"""Entries replayed in one transaction: bounded memory whatever the log holds."""
+REPLAY_BYTES = 64 * 1024 * 1024
+"""What is replayed in one transaction, whichever comes first: bounded memory whatever the log holds."""
 
 
 class Paths(NamedTuple):
@@ -60,7 +62,7 @@ class Files(NamedTuple):
 _CURE = "bring back a copy of all its files, or try without state.db, which is made again from log.db if that is intact"
 
 
-def open_files(paths: Paths, synchronous: str) -> Files:
+def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
     """Both files, checked and in step. Raises `DataCorrupt` rather than serve less than there was."""
     refuse_newer(paths.log, LOG_FORMAT)
     refuse_newer(paths.state, STATE_FORMAT)
@@ -68,7 +70,7 @@ def open_files(paths: Paths, synchronous: str) -> Files:
     if not paths.log.exists() and (mark is not None or paths.state.exists()):
         raise DataCorrupt(f"{paths.log} is missing, but other files of the store are there: bring it back")
     with _named(paths.log):
-        log_file = LogFile(paths.log, synchronous)
+        log_file = LogFile(paths.log, synchronous, new=mark is None and not paths.state.exists())
     try:
         with _named(paths.log):
             _check_tail(log_file, mark, paths)
@@ -80,7 +82,7 @@ def open_files(paths: Paths, synchronous: str) -> Files:
     files = Files(log_file, state)
     try:
         with _named(paths.folder):
-            _replay(files, paths)
+            _replay(files, paths, stopped)
             watermark.sync_folder(paths.folder)
     except BaseException:
         files.abandon()
@@ -105,16 +107,29 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
-    """The state; a torn one is made again from the log."""
+    """The state; one that is torn, or knows of more than the log, is made again from the log."""
     try:
-        return StateFile(paths.state, log_file.epoch, log_file.start)
+        state = StateFile(paths.state, log_file.epoch, log_file.start)
     except TornState as torn:
-        if log_file.start.position:
-            raise DataCorrupt(f"{paths.state}: {torn}; restore it from a snapshot or a copy") from None
-        log.warning("state_made_again", path=str(paths.state), why=str(torn))
-        for suffix in ("-wal", "-shm", ""):
-            paths.state.with_name(paths.state.name + suffix).unlink(missing_ok=True)
-        return StateFile(paths.state, log_file.epoch, log_file.start)
+        return _made_again(log_file, paths, str(torn))
+    lost = state.applied.position - log_file.end.position
+    if log_file.synced or not (lost > 0 or log_file.torn):
+        return state
+    # Without syncing, a power loss may take what was acknowledged. That is what the level promises; clients are told.
+    state.abandon()
+    paths.watermark.unlink(missing_ok=True)
+    log_file.begin_new_epoch()
+    watermark.write(paths.watermark, Watermark.of(log_file.epoch, log_file.end.position, log_file.end.digest))
+    return _made_again(log_file, paths, f"the log lost its tail, {max(0, lost)} entries of it known here")
+
+
+def _made_again(log_file: LogFile, paths: Paths, why: str) -> StateFile:
+    if log_file.start.position:
+        raise DataCorrupt(f"{paths.state}: {why}; restore it from a snapshot or a copy")
+    log.warning("state_made_again", path=str(paths.state), why=why)
+    for suffix in ("-wal", "-shm", ""):
+        paths.state.with_name(paths.state.name + suffix).unlink(missing_ok=True)
+    return StateFile(paths.state, log_file.epoch, log_file.start)
 
 
 def _check_tail(log_file: LogFile, mark: Watermark | None, paths: Paths) -> None:
@@ -141,7 +156,7 @@ def _digest_at(paths: Paths, position: int, start: End) -> bytes | None:
         reader.close()
 
 
-def _replay(files: Files, paths: Paths) -> None:
+def _replay(files: Files, paths: Paths, stopped: Event) -> None:
     """Apply what the log has and the state has not."""
     applied, end = files.state.applied, files.log.end
     if applied.position > end.position:
@@ -152,21 +167,24 @@ def _replay(files: Files, paths: Paths) -> None:
     known = _digest_at(paths, applied.position, files.log.start)
     if applied.position >= files.log.start.position and known != applied.digest:
         raise DataCorrupt(f"{paths.state} and {paths.log} disagree about entry {applied.position}")
-    replayed = _apply_behind(files, applied)
+    replayed = _apply_behind(files, applied, stopped)
     if replayed:
         log.info("log_replayed", entries=replayed, position=end.position)
 
 
-def _apply_behind(files: Files, applied: End) -> int:
+def _apply_behind(files: Files, applied: End, stopped: Event) -> int:
     rows: dict[Key, Row] = {}
-    total = 0
+    total = size = 0
     end = applied
     for end, changes in files.log.batches(applied):
+        if stopped.is_set():
+            raise EngineBroken("told to stop while the log was being replayed")
         rows |= {change.row.key: change.row for change in changes}
         total += len(changes)
-        if len(rows) >= REPLAY_ENTRIES:
+        size += sum(len(change.row.body) + len(change.row.marks) for change in changes)
+        if len(rows) >= REPLAY_ENTRIES or size >= REPLAY_BYTES:
             files.state.apply(rows, list(rows), end)
-            rows = {}
+            rows, size = {}, 0
     if rows:
         files.state.apply(rows, list(rows), end)
     return total

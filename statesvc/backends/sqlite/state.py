@@ -189,8 +189,14 @@ class StateReader:
 
 def statement(query: Query) -> tuple[str, list[Any]]:
     """The SELECT for a query: one index, walked from a place on. Column names come from here, never from outside."""
+    if query.term is not None and len(query.term) != 2:
+        return _several_values(query)
     if query.term is not None and query.term[0].startswith("label:"):
         return _label_statement(query)
+    return _plain_statement(query, "data, checksum")
+
+
+def _plain_statement(query: Query, columns: str) -> tuple[str, list[Any]]:
     where, values = ["kind = ?", "deleted IS NULL"], [query.kind]
     if query.term is not None:
         column, value = query.term
@@ -199,7 +205,28 @@ def statement(query: Query) -> tuple[str, list[Any]]:
     _narrow(query, query.sort, where, values)
     direction = "DESC" if query.descending else "ASC"
     order = f"id {direction}" if query.missing or query.sort == "id" else f"{query.sort} {direction}, id {direction}"
-    sql = f"SELECT data, checksum FROM record WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
+    sql = f"SELECT {columns} FROM record WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
+    return sql, [*values, query.limit]
+
+
+def _several_values(query: Query) -> tuple[str, list[Any]]:
+    """A walk for each value, merged by SQLite in one statement: one moment, whatever moves between the values."""
+    assert query.term is not None  # noqa: S101 - the caller looked
+    field, *terms = query.term
+    if not terms:
+        return "SELECT data, checksum FROM record WHERE false", []
+    walks, values = [], []
+    for term in terms:
+        sql, more = _plain_statement(msgspec.structs.replace(query, term=(field, term)), "created, id, rowid AS place")
+        walks.append(f"SELECT created, id, place FROM ({sql})")  # noqa: S608
+        values += more
+    direction = "DESC" if query.descending else "ASC"
+    sql = f"""
+        SELECT data, checksum FROM (
+            {" UNION ALL ".join(walks)} ORDER BY created {direction}, id {direction} LIMIT ?
+        ) AS found CROSS JOIN record ON record.rowid = found.place
+        ORDER BY found.created {direction}, found.id {direction}
+    """  # noqa: S608
     return sql, [*values, query.limit]
 
 

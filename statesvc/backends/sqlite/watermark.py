@@ -25,6 +25,10 @@ class Watermark(Struct, frozen=True):
     position: int
     digest: str
 
+    @classmethod
+    def of(cls, epoch: str, position: int, digest: bytes) -> Watermark:
+        return cls(epoch, position, digest.hex())
+
 
 def read(path: Path) -> Watermark | None:
     """The watermark, or None when there is none that can be trusted."""

@@ -1,0 +1,84 @@
+"""How known fields are spelled: one table for both sides.
+
+Owns the names of the fields a kind knows and finding them in any case. Must not know what a field means. The daemon
+puts known names right before it stores a record; the client does the same when a write is made, so that its cache shows
+what will be stored and a change of `Status` is taken for what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .errors import BadRequest
+from .wire import printable
+
+MANAGED = frozenset(
+    {
+        "uid", "revision", "createdAt", "updatedAt", "startedAt", "completedAt",
+        "expiresAt", "lease", "cancelRequested",
+    }
+)  # fmt: skip
+"""Fields the daemon writes; a client's are ignored."""
+
+COMMON = (*sorted(MANAGED), "status", "nodeId", "owner", "labels", "secretEnvironment")
+"""Fields every kind knows, beside its id."""
+
+JOB_FIELDS = (
+    "uuid", "name", "type", "command", "args", "pid", "exitCode", "error", "environment",
+    "startTime", "endTime", "scheduledTime", "cgroupPath", "limits", "network", "volumes", "runtime", "uploads",
+    "workingDirectory", "workflowUuid", "dependencies", "gpuIndices", "gpuCount", "gpuMemoryMb", "tags",
+    "priority", "scheduledAt", "startAfter", "dependsOn", "onDependencyFailure", "timeout", "maxRetries",
+    "retryCount", "retryDelay", "dedupeKey", "metadata", "data",
+)  # fmt: skip
+
+JOB_ID_ALIASES = ("jobId", "job_uuid")
+
+
+class Spelling(NamedTuple):
+    """The known names of a kind."""
+
+    known: frozenset[str]
+    """In their own spelling."""
+    by_lower_case: Mapping[str, str]
+
+    def of(self, name: str) -> str:
+        return name if name in self.known else self.by_lower_case.get(name.lower(), name)
+
+    def of_fields(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The same fields with known names in their own spelling; the very same dict when they are."""
+        known, by_lower_case = self
+        for name in given:
+            if name not in known and name.lower() in by_lower_case:
+                return self._renamed(given)
+        return given
+
+    def _renamed(self, given: dict[str, Any]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, value in given.items():
+            known = self.of(name)
+            if known in fields:
+                raise BadRequest(f"{printable(known)} is given twice, in two spellings")
+            fields[known] = value
+        return fields
+
+    def of_path(self, path: str) -> str:
+        """The same path, a name or a JSON Pointer, with a known top-level name in its own spelling."""
+        if not path.startswith("/"):
+            return self.of(path)
+        top, slash, rest = path[1:].partition("/")
+        return f"/{self.of(top)}{slash}{rest}"
+
+
+def spelling(id_field: str, fields: Iterable[str] = (), id_aliases: Iterable[str] = ()) -> Spelling:
+    known = frozenset({id_field, *COMMON, *fields})
+    by_lower_case = {name.lower(): name for name in known}
+    return Spelling(known, by_lower_case | {alias.lower(): id_field for alias in id_aliases})
+
+
+JOB = spelling("uuid", JOB_FIELDS, JOB_ID_ALIASES)
+PLAIN = spelling("id")
+
+
+def of_kind(kind: str) -> Spelling:
+    return JOB if kind == "job" else PLAIN

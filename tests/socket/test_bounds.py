@@ -1,0 +1,154 @@
+"""What one request may cost, and that nothing else suffers from it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from statesvc.config import Limits
+from statesvc.store.batches import FULL_BYTES
+from tests.socket.talking import Daemon, Talker
+
+Job = dict[str, Any]
+
+
+async def test_an_update_names_a_bounded_number_of_paths(client: Talker):
+    await client.write("create", job={"uuid": "a"})
+    reply = await client.ask("update", jobId="a", set={f"k{number}": 1 for number in range(300)})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert (await client.ok("get", jobId="a"))["job"]["revision"] == 1
+
+
+async def test_a_path_has_a_bounded_number_of_steps_and_places(client: Talker):
+    await client.write("create", job={"uuid": "a", "l": [1]})
+    for path in ("/a" * 100, "/l/" + "9" * 5000, "/l/\u0663"):
+        reply = await client.ask("update", jobId="a", set={path: 1})
+        assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied"), path
+    assert (await client.ok("list", filter={"where": {"/l/" + "9" * 5000: 1}}))["jobs"] == []
+
+
+async def test_a_count_beyond_the_range_of_numbers_is_refused(client: Talker):
+    await client.write("create", job={"uuid": "a", "n": 10**400})
+    reply = await client.ask("update", jobId="a", inc={"n": 1})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+
+
+async def test_a_request_id_has_a_bound(client: Talker):
+    reply = await client.ask("ping", requestId="x" * 10_000)
+    assert (reply["code"], reply["requestId"]) == ("bad_request", "")
+    assert (await client.ok("ping"))["success"]
+
+
+async def test_the_report_of_a_sync_fits_one_frame(start, engine):
+    limits = Limits(frame_bytes=1024 * 1024, record_bytes=64 * 1024)
+    daemon = await start(engine, limits=limits)
+    talker = await daemon.talker()
+    names = [f"{'n' * 40}-{number:05}" for number in range(8000)]
+    for part in range(0, len(names), 4000):
+        await talker.ok("sync", jobs=[{"uuid": name, "nodeId": "n1"} for name in names[part : part + 4000]])
+    talker.send({"op": "sync", "jobs": [{"uuid": "other"}], "scope": {"nodeId": "n1"}})
+    line = await talker.line()
+    assert len(line) <= limits.frame_bytes
+    assert b'"truncated":true' in line
+
+
+async def test_writes_that_were_numbered_under_one_hello_are_acknowledged_before_the_next(daemon: Daemon):
+    talker = await daemon.talker()
+    talker.send(
+        {"op": "hello", "client": "c", "ack": "last"},
+        *({"op": "create", "job": {"uuid": f"j{seq}"}, "seq": seq} for seq in (1, 2)),
+        {"op": "hello", "client": "c", "ack": "each"},
+        {"op": "ping", "requestId": "p"},
+    )
+    replies = [await talker.receive()]
+    while replies[-1].get("requestId") != "p":
+        replies.append(await talker.receive())
+    assert "epoch" in replies[0]
+    assert "epoch" in replies[-2]
+    assert [reply["acked"] for reply in replies[1:-2]][-1] == 2
+
+
+async def test_records_waiting_for_a_commit_are_bounded_by_their_bytes_over_all_connections(start, faulty):
+    """Twelve clients with large records while the disk is slow: frames wait in their sockets, not in memory."""
+    if not faulty.immediate:
+        pytest.skip("on a shared engine a connection has one write under way: clients times record bytes is the bound")
+    daemon = await start(faulty)
+    talkers = [await daemon.talker() for _ in range(12)]
+    faulty.hold()
+    for number, talker in enumerate(talkers):
+        job = {"uuid": f"big-{number}", "pad": "x" * 7_000_000}
+        talker.send({"op": "create", "job": job}, {"op": "create", "job": {**job, "uuid": f"{number}-too"}})
+    seen = 0
+    for _ in range(200):
+        await asyncio.sleep(0.005)
+        seen = max(seen, daemon.store.commits._filling.bytes)
+    faulty.let_go()
+    assert seen <= FULL_BYTES + 8 * 1024 * 1024
+    for talker in talkers:
+        assert [reply["success"] for reply in await talker.receive_all(2)] == [True, True]
+
+
+async def test_a_replacing_sync_sent_again_leaves_alone_what_its_client_wrote_since(daemon: Daemon):
+    first = await daemon.client("y")
+    sync = {"jobs": [{"uuid": "k1", "nodeId": "n1"}], "scope": {"nodeId": "n1"}, "mode": "replace"}
+    await first.ok("sync", **sync, seq=1)
+    await first.ok("create", job={"uuid": "k2", "nodeId": "n1"}, seq=2)
+    await daemon.caught_up()
+    again = await daemon.client("y")
+    reply = await again.ok("sync", **sync, seq=1, again=True)
+    assert (reply["applied"], reply.get("missing")) == (0, None)
+    assert (await again.ok("create", job={"uuid": "k3"}, seq=3))["success"]
+    assert (await again.ok("get", jobId="k2"))["success"]
+
+
+async def test_a_sync_brings_a_time_that_was_not_known(daemon: Daemon):
+    talker = await daemon.talker()
+    await talker.ok("create", job={"uuid": "a", "status": "PENDING"})
+    at = "2025-01-01T00:00:00Z"
+    assert (await talker.ok("sync", jobs=[{"uuid": "a", "startedAt": at}]))["applied"] == 1
+    assert (await talker.ok("get", jobId="a"))["job"]["startedAt"] == at
+
+
+async def test_only_a_job_is_made_by_an_update_that_overtook_its_create(daemon: Daemon):
+    talker = await daemon.talker()
+    reply = await talker.ask("update", kind="kv", record={"id": "never", "status": "x"})
+    assert reply["code"] == "not_found"
+
+
+async def test_lists_of_several_states_show_a_job_that_moves_between_them_once(daemon: Daemon):
+    reader, writer = await daemon.client(None), await daemon.talker()
+    names = [f"j{number:04}" for number in range(600)]
+    await writer.ok("sync", jobs=[{"uuid": name, "status": "PENDING"} for name in names])
+    await daemon.caught_up()
+    for status in ("RUNNING", "COMPLETED"):
+        moves = ({"op": "update", "job": {"uuid": name, "status": status}} for name in names)
+        shown: list[str] = []
+        cursor = None
+        while True:
+            page = await reader.ok(
+                "list", filter={"statuses": ["PENDING", "RUNNING", "COMPLETED"]}, limit=50, cursor=cursor
+            )
+            shown += [job["uuid"] for job in page["jobs"]]
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                break
+            writer.send(*(move for move, _ in zip(moves, range(60), strict=False)))
+        if daemon.engine.name != "weak":  # its lists may lag
+            assert sorted(shown) == names
+        await daemon.caught_up()
+
+
+async def test_an_agents_whole_list_shows_a_job_once_while_it_ends(daemon: Daemon):
+    reader, writer = await daemon.talker(), await daemon.talker()
+    names = [f"j{number:04}" for number in range(400)]
+    await writer.ok("sync", jobs=[{"uuid": name, "status": "RUNNING"} for name in names])
+    await daemon.caught_up()
+    for start in range(0, len(names), 40):
+        frames = ({"op": "update", "job": {"uuid": name, "status": "FAILED"}} for name in names[start : start + 40])
+        writer.send(*frames)
+        shown = [job["uuid"] for job in (await reader.ok("list"))["jobs"]]
+        assert len(shown) == len(set(shown))
+        if daemon.engine.name != "weak":
+            assert sorted(shown) == names
