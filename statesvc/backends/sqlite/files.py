@@ -170,6 +170,35 @@ class Checkpoints:
             pass  # everything is safe in the WAL; the next commit tries again
 
 
+class DatabaseFile:
+    """A file open for writing. What is read from it first is read by `_load`; if that fails, it is left as it is."""
+
+    def __init__(self, path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None]) -> None:
+        self._path = path
+        self._db = open_file(path, format_, synchronous, judge)
+        self._checkpoints = Checkpoints(self._db)
+        try:
+            self._load()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _load(self) -> None:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Move the WAL into the file and onto the disk."""
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def close(self) -> None:
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._db.close()
+
+    def abandon(self) -> None:
+        """Let go without another write: after a failure the file must be left as it is."""
+        close_untouched(self._db)
+
+
 def open_reader(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=_checksum_vfs())
     db.set_busy_timeout(BUSY_MILLISECONDS)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from ... import logs
 from ..port import DataCorrupt, Event, LogEntry, Row
-from .files import Checkpoints, Format, close_untouched, open_file, open_reader
+from .files import DatabaseFile, Format, open_reader
 from .wal import Tail
 
 log = logs.get(__name__)
@@ -56,17 +56,23 @@ def _first_facts() -> dict[str, Any]:
     return {"epoch": epoch, "start": 0, "start_digest": hashlib.blake2b(epoch.encode(), digest_size=16).digest()}
 
 
-class LogFile:
+class LogFile(DatabaseFile):
     """The log, open for appending."""
 
+    epoch: str
+    start: End
+    """Where the kept part begins."""
+    end: End
+
     def __init__(self, path: Path, synchronous: str, *, new: bool) -> None:
-        self._path = path
+        self._new = new
         self.synced = synchronous == "FULL"
         self.torn = False
         """The file ended in something that could not be read."""
-        self._db = open_file(path, FORMAT, synchronous, self._judge_tail)
-        self._checkpoints = Checkpoints(self._db)
-        self.epoch, self.start = self._origin(new=new)
+        super().__init__(path, FORMAT, synchronous, self._judge_tail)
+
+    def _load(self) -> None:
+        self.epoch, self.start = self._origin()
         self.end = self._last()
 
     def _judge_tail(self, tail: Tail) -> None:
@@ -81,10 +87,10 @@ class LogFile:
         if tail.bytes:
             log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 
-    def _origin(self, *, new: bool) -> tuple[str, End]:
+    def _origin(self) -> tuple[str, End]:
         """The epoch, and where the kept part of the log begins; made up for a new store."""
         facts = dict(self._db.execute("SELECT name, value FROM fact"))
-        if not facts and new:
+        if not facts and self._new:
             facts = _first_facts()
             with self._db:
                 self._db.executemany("INSERT INTO fact VALUES (?, ?)", facts.items())
@@ -116,18 +122,6 @@ class LogFile:
         self.end = End(first + len(changes) - 1, digest)
         self._checkpoints.after_commit()
         return self.end
-
-    def settle(self) -> None:
-        """Move the WAL into the file and onto the disk."""
-        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-
-    def close(self) -> None:
-        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        self._db.close()
-
-    def abandon(self) -> None:
-        """Let go without another write: after a failure the file must be left as it is."""
-        close_untouched(self._db)
 
     def batches(self, after: End) -> Iterator[tuple[End, list[Change]]]:
         """The batches behind `after`, each checked against the chain."""

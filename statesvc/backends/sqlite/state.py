@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 
 from statesvc_client.errors import Internal
 
 from ..port import DataCorrupt, Key, Query, Row
-from .files import Checkpoints, Format, close_untouched, open_file, open_reader
+from .files import DatabaseFile, Format, open_reader
 from .log import End
 from .wal import Tail
 
@@ -57,14 +56,21 @@ def _judge_tail(tail: Tail) -> None:
         raise TornState(f"{tail.commits} commits ({tail.bytes} bytes) of its WAL cannot be read")
 
 
-class StateFile:
+class StateFile(DatabaseFile):
     """The state, open for applying the log to it."""
 
+    applied: End
+    """How far the log is applied."""
+    indexed: set[str]
+    """Sort orders that have their index."""
+
     def __init__(self, path: Path, epoch: str, start: End) -> None:
-        self._path = path
-        self._db = open_file(path, FORMAT, "NORMAL", _judge_tail)
-        self._checkpoints = Checkpoints(self._db)
-        self.applied = self._facts(epoch, start)
+        self._epoch = epoch
+        self._start = start
+        super().__init__(path, FORMAT, "NORMAL", _judge_tail)
+
+    def _load(self) -> None:
+        self.applied = self._facts(self._epoch, self._start)
         self.indexed = self._indexed()
 
     def _facts(self, epoch: str, start: End) -> End:
@@ -111,16 +117,6 @@ class StateFile:
                 for name, value in row.keys.labels
             ),
         )
-
-    def settle(self) -> None:
-        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-
-    def close(self) -> None:
-        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        self._db.close()
-
-    def abandon(self) -> None:
-        close_untouched(self._db)
 
 
 def _columns(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
