@@ -12,7 +12,7 @@ JOBS = 1500
 
 
 def write_meanwhile(daemon: Daemon, place: int, stop: threading.Event) -> None:
-    """Touch records, move them to other states, delete and create some of our own: everything but what is counted."""
+    """Touch the records that are counted; create and delete others. Moves between states: see tests/socket."""
     with daemon.connect() as client:
         client.hello()
         number = 0
