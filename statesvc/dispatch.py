@@ -157,9 +157,8 @@ class Dispatcher:
         session.failed(request, error)
         op = "" if request is None else request.op
         seq = request.seq if isinstance(request, wire.Write) else None
-        writes = request is not None and request.writes
         request_id = "" if request is None else request.request_id
-        reply = _failure(op, request_id, error, seq, writes=writes)
+        reply = _failure(op, request_id, error, seq)
         if error.record is not None and request is not None:
             _put_record(reply, request.kind, error.record)
         return Answer(wire.encode_line(reply), request=request)
@@ -326,14 +325,14 @@ def _rejected(kind: str, name: str, error: StateError) -> Rejected:
     return Rejected(error.code, error.text, id=name)
 
 
-def _failure(op: str, request_id: wire.RequestId, error: StateError, seq: int | None, *, writes: bool = False) -> Reply:
+def _failure(op: str, request_id: wire.RequestId, error: StateError, seq: int | None) -> Reply:
     known = op in wire.OPS
     return Reply(
         request_id=request_id,
         success=False,
         error=f"{op.upper()}_ERROR: {error.text}" if known else error.text,
         code=error.code,
-        outcome=error.outcome if writes or (known and wire.OPS[op].writes) else None,
+        outcome=error.outcome if known and wire.OPS[op].writes else None,
         seq=seq,
     )
 

@@ -16,7 +16,7 @@ from . import queries
 from .kinds import Kind
 from .store import Store
 from .turns import Turns
-from .writes import Caller
+from .writes import Caller, living
 
 ENVELOPE_BYTES = 8192
 """Room in a reply's frame for everything but the records: envelope, cursor, commas."""
@@ -111,7 +111,7 @@ async def _named(store: Store, asked: _Question, after: Place | None) -> list[Pl
     places: list[Place] = []
     for start in range(0, len(names), queries.FIRST_STEP):
         keys = [(kind.name, name) for name in names[start : start + queries.FIRST_STEP]]
-        rows = [row for row in await store.engine.get(keys) if row is not None and not row.deleted]
+        rows = [row for row in map(living, await store.engine.get(keys)) if row is not None]
         places += [queries.place_of(row, asked.order) for row in rows if queries.passes(row, all_tests)]
     return queries.behind(places, asked.order, after)
 
@@ -169,8 +169,9 @@ class _Collector:
         for place in places:
             if self._full():
                 return
-            (row,) = await store.engine.get([(kind.name, place.id)])
-            if row is not None and not row.deleted and not self.take(row):
+            (found,) = await store.engine.get([(kind.name, place.id)])
+            row = living(found)
+            if row is not None and not self.take(row):
                 return
             self._last = place
 

@@ -23,7 +23,7 @@ from .batches import Batch, GroupCommit
 from .clock import Clock, Stamper
 from .kinds import Kind, Kinds
 from .records import checked_id, identify
-from .writes import Caller, Moment, Subject
+from .writes import Caller, Moment, Subject, living
 
 ATTEMPTS = 16
 """How often a write that keeps losing races on a shared engine is decided again before the client is told `busy`."""
@@ -73,16 +73,16 @@ class Store:
     # --- one record ------------------------------------------------------------------------------------------------
 
     def get_now(self, request: Get) -> Decided:
-        kind = self.kinds[request.kind]
-        key = (kind.name, checked_id(kind, request.target, self.limits.id_chars))
-        row, after = self.newest(key)
-        return Decided(row if row is not None and not row.deleted else None, after)
+        row, after = self.newest(self._named(request))
+        return Decided(living(row), after)
 
     async def get(self, request: Get) -> Decided:
+        (row,) = await self.engine.get([self._named(request)])
+        return Decided(living(row))
+
+    def _named(self, request: Get | Delete) -> Key:
         kind = self.kinds[request.kind]
-        key = (kind.name, checked_id(kind, request.target, self.limits.id_chars))
-        row = (await self.engine.get([key]))[0]
-        return Decided(row if row is not None and not row.deleted else None)
+        return (kind.name, checked_id(kind, request.target, self.limits.id_chars))
 
     def newest(self, key: Key) -> tuple[Row | None, Batch | None]:
         pending = self.commits.pending(key)
@@ -152,7 +152,7 @@ class Store:
         """Which record a write is about, and the fields it carries."""
         kind = self.kinds[request.kind]
         if isinstance(request, Delete):
-            return (kind.name, checked_id(kind, request.target, self.limits.id_chars)), {}, kind
+            return self._named(request), {}, kind
         fields = writes.payload(request, kind)
         if fields is None:
             if isinstance(request, Create) or not (request.set or request.inc or request.append):

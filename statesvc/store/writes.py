@@ -50,7 +50,12 @@ class Subject(NamedTuple):
 
     @property
     def living(self) -> Row | None:
-        return self.row if self.row is not None and not self.row.deleted else None
+        return living(self.row)
+
+
+def living(row: Row | None) -> Row | None:
+    """The row unless it is a tombstone."""
+    return None if row is None or row.deleted else row
 
 
 def payload(request: Create | Update, kind: Kind) -> Fields | None:

@@ -15,26 +15,6 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=2) | st.di
 OBJECTS = st.dictionaries(NAMES, VALUES, max_size=4)
 
 
-@pytest.mark.parametrize(
-    ("target", "change", "result"),
-    [
-        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-        ({"a": "b"}, {"a": None}, {}),
-        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
-        ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
-        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
-        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
-        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
-        ([1, 2], {"a": "b", "c": None}, {"a": "b"}),
-        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
-    ],
-)
-def test_merging_follows_the_examples_of_rfc_7396(target, change, result):
-    assert patch.merge(target, change) == result
-
-
 @given(OBJECTS, OBJECTS, OBJECTS)
 def test_a_composed_patch_does_what_the_two_do_one_after_the_other(target, first, second):
     try:

@@ -1,10 +1,12 @@
-"""The hot rows: a bounded cache in two generations.
+"""Rows in memory: those the state does not have yet, and a bounded cache of hot ones in two generations.
 
 Owns what is kept in memory of what is on disk. Must not know files. A look-up costs no bookkeeping; when the young
 generation has taken half of the room the old one is dropped, and what is still used moves over again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ..port import Key, Row
 
@@ -14,6 +16,29 @@ OVERHEAD_BYTES = 600
 
 def cost(row: Row | None) -> int:
     return OVERHEAD_BYTES if row is None else OVERHEAD_BYTES + len(row.body) + len(row.marks)
+
+
+class Waiting:
+    """Committed rows on their way into the state, the newest of each record."""
+
+    __slots__ = ("bytes", "entries", "relabel", "rows", "since")
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, Row] = {}
+        self.relabel: set[Key] = set()
+        """Records whose labels changed: most writes leave them alone, and so the label index."""
+        self.entries = 0
+        self.bytes = 0
+        self.since = 0.0
+
+    def take(self, rows: Iterable[Row], relabel: set[Key], now: float) -> None:
+        if not self.rows:
+            self.since = now
+        for row in rows:
+            self.rows[row.key] = row
+            self.bytes += cost(row)
+            self.entries += 1
+        self.relabel |= relabel
 
 
 class RowCache:

@@ -32,7 +32,7 @@ from ...process.locks import InstanceLock
 from ..ordering import Index, index_name, place_of
 from ..port import Engine, EngineBroken, Key, LogEntry, Query, Result, Row, Unit, Write
 from . import watermark
-from .cache import RowCache, cost
+from .cache import RowCache, Waiting
 from .files import unreadable
 from .log import Change, End, read_entries
 from .opening import Files, Paths, open_files, problems
@@ -50,6 +50,8 @@ MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 RETRY_SECONDS = 1.0
 """Pause before the state is applied again after the disk was full."""
+
+DISK_FULL = "the disk is full: the write was not taken; free some space and send it again"
 
 SYNCHRONOUS = {"disk": "FULL", "os": "NORMAL"}
 
@@ -78,15 +80,9 @@ class SqliteEngine(Engine):
         self._apply_seconds = apply_seconds
         self._idle_seconds = idle_seconds
         self._cache = RowCache(cache_bytes)
-        self._fresh: dict[Key, Row] = {}
-        self._fresh_bytes = 0
-        self._fresh_entries = 0
-        self._fresh_since = 0.0
-        self._relabel: set[Key] = set()
+        self._fresh = Waiting()
+        self._applying = Waiting()
         self._committing = asyncio.Lock()
-        self._applying: dict[Key, Row] = {}
-        self._applying_entries = 0
-        self._applying_bytes = 0
         self._apply_under_way = False
         self._apply_timer: asyncio.TimerHandle | None = None
         self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -194,7 +190,7 @@ class SqliteEngine(Engine):
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def peek(self, key: Key) -> Row | None:
-        row = self._fresh.get(key) or self._applying.get(key)
+        row = self._fresh.rows.get(key) or self._applying.rows.get(key)
         if row is not None:
             return row
         known, cached = self._cache.find(key)
@@ -235,7 +231,7 @@ class SqliteEngine(Engine):
 
     async def _query_both(self, query: Query) -> list[Row]:
         """While the disk is full: what the state has, with what it could not take laid over it."""
-        waiting = {**self._applying, **self._fresh}
+        waiting = {**self._applying.rows, **self._fresh.rows}
         index = Index(index_name(query))
         for row in waiting.values():
             if row.kind == query.kind and not row.deleted:
@@ -277,8 +273,10 @@ class SqliteEngine(Engine):
                 changes = [Change(write.event, write.row) for write in accepted]
                 self._committed = await self._append(changes)
                 # Only now: an apply that begins while the log is written must not look for rows not there yet.
-                self._relabel |= relabel
-                self._take_in(accepted)
+                self._last_commit = time.monotonic()
+                self._fresh.take((write.row for write in accepted), relabel, self._last_commit)
+                self._plan_apply()
+                self._watch_for_idleness()
         return results
 
     def _judge(self, batch: Sequence[Unit]) -> tuple[list[Result], list[Write], set[Key]]:
@@ -305,7 +303,7 @@ class SqliteEngine(Engine):
         try:
             return await asyncio.wrap_future(self._committer.submit(lambda: self._files.log.append(changes)))
         except apsw.FullError:
-            raise NoSpace("the disk is full: the write was not taken; free some space and send it again") from None
+            raise NoSpace(DISK_FULL) from None
         except apsw.Error as problem:
             # After a failed write or fsync nobody knows what is on the disk: no second try, no acknowledgement.
             self._break(f"log.db failed: {problem}")
@@ -317,37 +315,27 @@ class SqliteEngine(Engine):
             self._wake_waiters(self._committed.position)
             self.broke(self._broken)
 
-    def _take_in(self, accepted: list[Write]) -> None:
-        if not self._fresh:
-            self._fresh_since = time.monotonic()
-        for write in accepted:
-            self._fresh[write.row.key] = write.row
-            self._fresh_bytes += cost(write.row)
-        self._fresh_entries += len(accepted)
-        self._last_commit = time.monotonic()
-        self._plan_apply()
-        self._watch_for_idleness()
-
     # --- applying --------------------------------------------------------------------------------------------------
 
     async def _room(self) -> None:
         """Commits wait while the state is too far behind the log."""
         while self._too_far_behind():
             if self._stuck:
-                raise NoSpace("the disk is full: the write was not taken; free some space and send it again")
+                raise NoSpace(DISK_FULL)
             self._start_apply()
             await self._next_applied()
 
     def _too_far_behind(self) -> bool:
-        if self._fresh_entries + self._applying_entries >= self._apply_entries:
+        fresh, applying = self._fresh, self._applying
+        if fresh.entries + applying.entries >= self._apply_entries:
             return True
-        if self._fresh_bytes + self._applying_bytes >= MOST_WAITING_BYTES:
+        if fresh.bytes + applying.bytes >= MOST_WAITING_BYTES:
             return True
-        late = bool(self._fresh) and time.monotonic() - self._fresh_since > self._apply_seconds
+        late = bool(fresh.rows) and time.monotonic() - fresh.since > self._apply_seconds
         return late and self._apply_under_way
 
     def _plan_apply(self) -> None:
-        if self._fresh_entries >= APPLY_AT_ENTRIES or self._applied_waiters:
+        if self._fresh.entries >= APPLY_AT_ENTRIES or self._applied_waiters:
             self._start_apply()
         elif self._apply_timer is None:
             self._apply_timer = self._loop.call_later(self._apply_seconds / 4, self._start_apply)
@@ -356,20 +344,17 @@ class SqliteEngine(Engine):
         if self._apply_timer is not None:
             self._apply_timer.cancel()
             self._apply_timer = None
-        if self._apply_under_way or not self._fresh or self._broken is not None:
+        if self._apply_under_way or not self._fresh.rows or self._broken is not None:
             return
         self._apply_under_way = True
-        self._applying, self._fresh = self._fresh, {}
-        self._applying_entries, self._fresh_entries = self._fresh_entries, 0
-        size, self._fresh_bytes = self._fresh_bytes, 0
-        self._applying_bytes = size
-        relabel, self._relabel = self._relabel, set()
-        self._loop.create_task(self._apply(self._applying, relabel, self._committed, size))
+        self._applying, self._fresh = self._fresh, Waiting()
+        self._loop.create_task(self._apply(self._applying, self._committed))
 
-    async def _apply(self, rows: dict[Key, Row], relabel: set[Key], upto: End, size: int) -> None:
+    async def _apply(self, waiting: Waiting, upto: End) -> None:
+        rows, state = waiting.rows, self._files.state
         while True:
             try:
-                await asyncio.wrap_future(self._applier.submit(lambda: self._files.state.apply(rows, relabel, upto)))
+                await asyncio.wrap_future(self._applier.submit(lambda: state.apply(rows, waiting.relabel, upto)))
             except apsw.FullError:
                 # The log has it, so nothing is lost; reads see it in memory until there is space again.
                 log.warning("disk_full", file="state.db", behind=len(rows))
@@ -381,16 +366,16 @@ class SqliteEngine(Engine):
                 break
             else:
                 self._stuck = False
-                self._cache.adopt(rows, size)
+                self._cache.adopt(rows, waiting.bytes)
                 break
         self._applied(upto)
 
     def _applied(self, upto: End) -> None:
         if self._broken is None:
-            self._applying, self._applying_entries, self._applying_bytes = {}, 0, 0
+            self._applying = Waiting()
         self._apply_under_way = False
         self._wake_waiters(self._committed.position if self._broken is not None else upto.position)
-        if self._fresh and self._broken is None:
+        if self._fresh.rows and self._broken is None:
             self._plan_apply()
 
     def _wake_waiters(self, upto: int) -> None:
@@ -407,7 +392,7 @@ class SqliteEngine(Engine):
 
     async def _everything_applied(self) -> None:
         """Wait until the state has all that was committed before this call, or is known not to get it for now."""
-        if (self._fresh or self._apply_under_way) and not self._stuck:
+        if (self._fresh.rows or self._apply_under_way) and not self._stuck:
             await self._applied_at(self._committed.position)
 
     async def _applied_at(self, position: int) -> None:
@@ -458,7 +443,7 @@ class SqliteEngine(Engine):
 
 
 def _labels_differ(before: Row | None, after: Row) -> bool:
-    """The label index is touched only where labels changed: most writes leave them alone."""
+    """Whether the label index has to follow."""
     old = () if before is None else (before.keys.labels, before.keys.created)
     new = (after.keys.labels, after.keys.created)
     return old != new and bool(after.keys.labels or (before is not None and before.keys.labels))
