@@ -4,11 +4,13 @@ Owns flow control and the order of replies. Must not know what a frame means.
 
 A reply waits in line until the commit it depends on is settled and everything before it is sent. Reading stops while
 too much is in flight or the client takes no replies, so a slow or hostile client costs a bounded amount of memory.
+Lines outside that order, events and progress, are taken only while the client takes what it is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
@@ -17,8 +19,10 @@ from statesvc_client import wire
 from statesvc_client.errors import TooLarge
 from statesvc_client.framing import LineSplitter
 
-from .dispatch import Answer, Dispatcher, Session
+from .answers import Answer, Session
+from .dispatch import Dispatcher
 from .store.batches import Batch
+from .store.writes import Caller
 
 TURN = 128
 """Frames answered before other connections get their turn: about a millisecond."""
@@ -37,11 +41,13 @@ class Bounds(NamedTuple):
 class Connection(asyncio.Protocol):
     """The protocol of one connected client."""
 
-    def __init__(self, dispatcher: Dispatcher, bounds: Bounds, closed: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, bounds: Bounds, closed: Callable[[Connection], None], caller: Caller
+    ) -> None:
         self._dispatcher = dispatcher
         self._bounds = bounds
         self._closed = closed
-        self._session = Session(self)
+        self._session = Session(self, caller)
         self._splitter = LineSplitter(bounds.frame_bytes)
         self._frames: deque[bytes] = deque()
         self._line: deque[Answer] = deque()
@@ -57,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._told = 0
         self._partial_since = 0.0
         self._stalled_since = 0.0
+        self._room: asyncio.Future[None] | None = None
         self._gone = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connected
 
@@ -78,11 +85,13 @@ class Connection(asyncio.Protocol):
         self._answer_frames()
 
     def eof_received(self) -> bool:
-        """A client that only stopped sending still gets its replies."""
+        """A client that only stopped sending still gets its replies, and what it waits for or watches."""
         self._ending = True
         if self._discarding:
             self._close()
         else:
+            if _hung_up(self._transport):
+                self._session.leave()
             self._answer_frames()
         return True
 
@@ -90,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._frames.clear()
         self._line.clear()
         self._ending = True
+        self._session.leave()
         self._dispatcher.forget(self._session)
         if not self._gone.done():
             self._gone.set_result(None)
@@ -102,6 +112,9 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable = True
         self._stalled_since = 0.0
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
         self._answer_frames()
 
     # --- frames in -------------------------------------------------------------------------------------------------
@@ -192,6 +205,7 @@ class Connection(asyncio.Protocol):
         """Send every reply at the head of the line whose commit is settled."""
         out: list[bytes] = []
         final = False
+        begun: list[Callable[[], None]] = []
         line = self._line
         while line and (line[0].after is None or line[0].after.settled):
             answer = line.popleft()
@@ -201,13 +215,21 @@ class Connection(asyncio.Protocol):
                 answer = self._dispatcher.failure(answer.request, self._session, batch.failure)
             self._put(answer, out)
             final = final or answer.final
+            if answer.sent is not None:
+                begun.append(answer.sent)
         self._acknowledge(out)
         if out and not self._transport.is_closing():
             self._transport.write(b"".join(out))
+        if begun and self._can_be_told():
+            for begin in begun:
+                begin()
         if final:
             self._say_last_word()
-        elif self._ending and not line and not self._frames and self._task is None:
+        elif self._ending and self._is_idle():
             self._close()
+
+    def _is_idle(self) -> bool:
+        return not self._line and not self._frames and self._task is None and not self._session.watches
 
     def _put(self, answer: Answer, out: list[bytes]) -> None:
         request = answer.request
@@ -231,12 +253,44 @@ class Connection(asyncio.Protocol):
             self._told = self._acked
             out.append(wire.encode_line(wire.Acked(acked=self._acked)))
 
+    # --- lines outside the order of replies ------------------------------------------------------------------------
+
+    def push(self, line: bytes) -> bool:
+        """Send a line now, unless the client takes nothing; returns whether it was sent."""
+        if not self._writable or not self._can_be_told():
+            return False
+        self._interject(line)
+        return True
+
+    def say(self, line: bytes) -> None:
+        """Send a line whatever waits already. There is no more than one for each watch, so this has its bound."""
+        if self._can_be_told():
+            self._interject(line)
+            self._send()
+
+    def room(self) -> asyncio.Future[None] | None:
+        """What to wait for until the client takes something; None when it does."""
+        if self._writable:
+            return None
+        if self._room is None:
+            self._room = asyncio.get_running_loop().create_future()
+        return self._room
+
+    def _can_be_told(self) -> bool:
+        return not self._discarding and not self._transport.is_closing()
+
+    def _interject(self, line: bytes) -> None:
+        out: list[bytes] = []
+        self._acknowledge(out)
+        self._transport.write(b"".join((*out, line)))
+
     # --- ending ----------------------------------------------------------------------------------------------------
 
     def _say_last_word(self) -> None:
         """Nothing follows the last reply. What the client still sends is dropped unread for a while, because closing on
         it would take the reply from a client that is still sending."""
         self._discarding = True
+        self._session.leave()
         self._frames.clear()
         self._partial_since = asyncio.get_running_loop().time()
         if not self._transport.is_closing():
@@ -258,6 +312,7 @@ class Connection(asyncio.Protocol):
     def finish(self) -> Awaitable[None]:
         """Answer what has been read, take no more, close. Returns what to wait for."""
         self._ending = True
+        self._session.leave()
         self._answer_frames()
         return self._gone
 
@@ -272,4 +327,17 @@ class Connection(asyncio.Protocol):
         if self._reading and self._partial_since and now - self._partial_since > self._bounds.partial_frame_seconds:
             self._transport.abort()
             return "frame_not_finished"
+        if self._session.lingers and (self._ending or not self._reading) and _hung_up(self._transport):
+            self._session.leave()
+            self._answer_frames()
         return None
+
+
+def _hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the other side is closed altogether; one that only stopped sending still reads. Nobody tells us of that
+    once we have read to the end."""
+    if transport.is_closing():
+        return True
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket"), 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))

@@ -22,18 +22,27 @@ from statesvc_client import __version__, wire
 from statesvc_client.errors import Busy, Denied, StateError, Unavailable
 
 from . import backends, logs
-from .backends.port import DataCorrupt, Engine, EngineBroken
+from .backends.port import DataCorrupt, Engine, EngineBroken, Unit
 from .config import identities
 from .connection import Bounds, Connection
 from .dispatch import Dispatcher
+from .handlers.administering import AdministrationHandlers
+from .handlers.following import Watching
 from .process.descriptors import room_for
 from .process.listener import Listener, listen, listen_on_inherited
 from .process.notify import Notifier, activated_socket, watchdog_interval
 from .process.parent import watch_parent
-from .process.peers import Access, peer_credentials
+from .process.peers import Access, Peer, peer_credentials
+from .store.administration import Administration
+from .store.allocation import Pools
+from .store.claims import Claims
+from .store.duties import Duties
+from .store.health import Facts, Health, space_of
 from .store.kinds import Kinds
 from .store.listing import Paging
+from .store.retention import Kept, Retention
 from .store.store import Store
+from .store.writes import Caller
 
 if TYPE_CHECKING:
     from .config import Settings
@@ -96,12 +105,31 @@ class Server:
             limits.stalled_output_seconds,
         )
         self._access = Access(identities.allowed_uids(settings.access), identities.allowed_gids(settings.access))
+        claims = Claims(self._store)
+        kept = Kept(**{name: getattr(settings.retention, name) for name in Kept._fields})
+        self._upkeep = Duties(self._store, claims, Retention(self._store, kept))
+        self._administration = Administration(self._store, settings.data)
+        self._administration.restored.append(self._upkeep.start_over)
+        self._pools = Pools(self._store)
+        self._health = Health(self._store, self._facts())
+        self._duties_hear = self._store.commits.committed
+        self._store.commits.committed = self._committed
         self._dispatcher = Dispatcher(
-            self._store, self._limits, Paging(limits.list_default, limits.list_examined), self._ready
+            self._store,
+            self._limits,
+            Paging(limits.list_default, limits.list_examined),
+            self._ready,
+            claims,
+            AdministrationHandlers(self._store, self._administration, self._upkeep.sweep),
+            self._pools,
+            self._health,
+            Watching(limits.watches, limits.watch_behind),
         )
+        self._admins = identities.admin_uids(settings.access)
         self._connections: set[Connection] = set()
         self._most_clients = room_for(limits.clients)
         self._open = False
+        self._opened = asyncio.Event()
         self._outcome_known = asyncio.Event()
         """The first try to open the engine has ended, well or badly."""
         self._why_not: StateError | None = None
@@ -153,27 +181,30 @@ class Server:
 
     def _admit(self, transport: asyncio.Transport) -> asyncio.Protocol | None:
         """The protocol for a new connection, or None after telling it why not."""
-        refusal = self._refusal(transport)
-        if refusal is not None:
+        try:
+            peer = self._welcome(transport)
+        except StateError as refusal:
             reply = wire.Reply(request_id="", success=False, error=refusal.text, code=refusal.code)
             transport.write(wire.encode_line(reply))
             transport.close()
             return None
-        connection = Connection(self._dispatcher, self._bounds, self._connections.discard)
+        caller = Caller(admin=peer.uid in self._admins)
+        connection = Connection(self._dispatcher, self._bounds, self._connections.discard, caller)
         self._connections.add(connection)
         return connection
 
-    def _refusal(self, transport: asyncio.Transport) -> StateError | None:
+    def _welcome(self, transport: asyncio.Transport) -> Peer:
+        """Who is there, or why it cannot come in."""
         if len(self._connections) >= self._most_clients:
-            return Busy(f"{self._most_clients} clients are connected, which is the limit")
+            raise Busy(f"{self._most_clients} clients are connected, which is the limit")
         try:
             peer = peer_credentials(transport.get_extra_info("socket"))
         except OSError:
-            return Denied("the peer of this connection is not known: it is gone already")
-        if self._access.allows(peer):
-            return None
-        log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
-        return Denied(f"uid {peer.uid} may not connect; see access.uids and access.gids of the configuration")
+            raise Denied("the peer of this connection is not known: it is gone already") from None
+        if not self._access.allows(peer):
+            log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
+            raise Denied(f"uid {peer.uid} may not connect; see access.uids and access.gids of the configuration")
+        return peer
 
     def _heed_signals(self, listener: Listener, parent_fd: int | None) -> None:
         loop = asyncio.get_running_loop()
@@ -204,7 +235,7 @@ class Server:
         self._outcome_known.set()  # who waits for the engine is told that it will not come
 
     def _take_up_duties(self) -> list[asyncio.Task[None]]:
-        duties = [self._open_engine(), _regularly(SWEEP_SECONDS, "sweep", self._sweep)]
+        duties = [self._open_engine(), self._keep_up(), _regularly(SWEEP_SECONDS, "sweep", self._sweep)]
         interval = watchdog_interval()
         if interval is not None:
             duties.append(_regularly(interval, "feed_watchdog", self._feed_watchdog))
@@ -224,6 +255,7 @@ class Server:
         """Try to open the engine; False when it is worth another try."""
         try:
             await self._engine.open()
+            await self._administration.load()
             self._now_open()
         except DataCorrupt as corrupt:
             self._give_up(EXIT_CORRUPT, "data_corrupt", corrupt)
@@ -241,6 +273,7 @@ class Server:
     def _now_open(self) -> None:
         self._store.start()
         self._open = True
+        self._opened.set()
         self._outcome_known.set()
         self._notifier.ready(f"serving {self._engine.name}")
         log.info("serving", backend=self._engine.name, durability=self._engine.durability, epoch=self._engine.epoch)
@@ -280,6 +313,37 @@ class Server:
             raise Unavailable("the daemon is stopping")
         raise Unavailable(f"the {self._engine.name} engine is not available: {self._why_not.text}")
 
+    def _facts(self) -> Facts:
+        """What the checks of health need to know of the process."""
+        settings = self._settings
+        return Facts(
+            why_not=self._why_not_served,
+            space=lambda: space_of(settings.data),
+            last_sweep=lambda: self._upkeep.last_run,
+            measures=lambda: {"clients": len(self._connections)},
+            wanted=settings.durability,
+        )
+
+    def _why_not_served(self) -> str | None:
+        if self._stop.is_set():
+            return "the daemon is stopping"
+        if self._open:
+            return None
+        if self._why_not is None:
+            return f"the {self._engine.name} engine is still opening"
+        return f"the {self._engine.name} engine is not available: {self._why_not.text}"
+
+    def _committed(self, units: list[Unit]) -> None:
+        """Tell everybody who goes by what was committed."""
+        self._duties_hear(units)
+        self._pools.committed(units)
+        self._health.committed()
+
+    async def _keep_up(self) -> None:
+        """Look after leases, queues and what is old, once there is something to look after."""
+        await self._opened.wait()
+        await asyncio.gather(self._upkeep.run(), self._upkeep.follow())
+
     # --- while serving ---------------------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
@@ -301,6 +365,7 @@ class Server:
     async def _drain(self, duties: list[asyncio.Task[None]]) -> None:
         """Answer what was read, commit it, close; each within its deadline."""
         self._notifier.stopping("draining")
+        self._administration.give_up()
         for duty in duties:
             duty.cancel()
         await self._finish_connections(duties)
@@ -326,7 +391,9 @@ class Server:
             connection.abort()
 
     async def _close(self) -> None:
+        await self._administration.stop()
         if self._open:
+            await self._upkeep.stop()
             await self._store.stop()
         await self._engine.close()
 

@@ -24,13 +24,32 @@ MANAGED = frozenset(
 COMMON = (*sorted(MANAGED), "status", "nodeId", "owner", "labels", "secretEnvironment")
 """Fields every kind knows, beside its id."""
 
+QUEUE_FIELDS = (
+    "priority", "scheduledAt", "startAfter", "dependsOn", "onDependencyFailure", "timeout", "maxRetries",
+    "retryCount", "retryDelay", "dedupeKey",
+)  # fmt: skip
+"""Fields the queue of a kind goes by."""
+
 JOB_FIELDS = (
     "uuid", "name", "type", "command", "args", "pid", "exitCode", "error", "environment",
     "startTime", "endTime", "scheduledTime", "cgroupPath", "limits", "network", "volumes", "runtime", "uploads",
     "workingDirectory", "workflowUuid", "dependencies", "gpuIndices", "gpuCount", "gpuMemoryMb", "tags",
-    "priority", "scheduledAt", "startAfter", "dependsOn", "onDependencyFailure", "timeout", "maxRetries",
-    "retryCount", "retryDelay", "dedupeKey", "metadata", "data",
+    *QUEUE_FIELDS, "metadata", "data",
 )  # fmt: skip
+
+FIELDS_OF: Mapping[str, tuple[str, ...]] = {
+    "job": JOB_FIELDS,
+    "task": ("name", "type", "handler", "result", "error", *QUEUE_FIELDS, "metadata", "data"),
+    "volume": ("name", "type", "size", "path", "usedBytes", "freeBytes", "totalBytes"),
+    "mount": ("volume", "path", "readOnly"),
+    "network": ("name", "type", "cidr", "bridge", "gateway", "reserved"),
+    "ip": ("network", "address"),
+    "worker": ("flowId", "bootId", "state"),
+    "kv": ("value",),
+    "lock": ("info",),
+    "operation": ("info", "error"),
+}
+"""Fields a declared kind knows beside those every kind knows."""
 
 JOB_ID_ALIASES = ("jobId", "job_uuid")
 
@@ -78,7 +97,8 @@ def spelling(id_field: str, fields: Iterable[str] = (), id_aliases: Iterable[str
 
 JOB = spelling("uuid", JOB_FIELDS, JOB_ID_ALIASES)
 PLAIN = spelling("id")
+_DECLARED = {"job": JOB} | {name: spelling("id", fields) for name, fields in FIELDS_OF.items() if name != "job"}
 
 
 def of_kind(kind: str) -> Spelling:
-    return JOB if kind == "job" else PLAIN
+    return _DECLARED.get(kind, PLAIN)

@@ -10,7 +10,7 @@ case, an alias, an unknown key, a mistake) goes the slow way, which forgives spe
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -26,6 +26,11 @@ REQUEST_ID_CHARS = 256
 RequestId = Annotated[str, Meta(max_length=REQUEST_ID_CHARS)] | int
 Seq = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Token = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+TtlSeconds = Annotated[float, Meta(ge=0.1, le=7 * 86_400)]
+"""How long a lease lasts without a renewal: long enough to be renewed in time, short enough to lapse in this life."""
+DelaySeconds = Annotated[float, Meta(ge=0, le=366 * 86_400)]
+WaitSeconds = Annotated[float, Meta(ge=0, le=3600)]
 Fields = dict[str, Any]
 
 
@@ -49,6 +54,7 @@ class Request(Struct, tag_field="op", rename="camel", kw_only=True, forbid_unkno
     """What every request may carry. `timestamp` is accepted from agents that send one, and not used."""
 
     purpose: ClassVar[str] = ""
+    admin: ClassVar[bool] = False
     reply_fields: ClassVar[tuple[str, ...]] = ()
     codes: ClassVar[tuple[str, ...]] = ()
     writes: ClassVar[bool] = False
@@ -99,12 +105,13 @@ class Hello(Request, tag="hello"):
 
 
 class Create(Write, tag="create"):
-    purpose = "Make a record that is not there yet."
+    purpose = "Make a record that is not there yet. `from` takes the id from a pool: an `ip` from a `network`."
     reply_fields = ("job",)
-    codes = ("bad_request", "exists", "conflict")
+    codes = ("bad_request", "exists", "conflict", "not_found")
 
     job: Fields | None = None
     record: Fields | None = None
+    from_: str | None = msgspec.field(default=None, name="from")
 
 
 class Update(Write, tag="update"):
@@ -113,7 +120,7 @@ class Update(Write, tag="update"):
         "`append` extends; paths are a top-level name or a JSON Pointer."
     )
     reply_fields = ("job",)
-    codes = ("bad_request", "not_found", "conflict", "invalid_transition")
+    codes = ("bad_request", "not_found", "conflict", "invalid_transition", "lease_lost")
 
     job: Fields | None = None
     record: Fields | None = None
@@ -121,6 +128,7 @@ class Update(Write, tag="update"):
     inc: dict[str, int | float] | None = None
     append: dict[str, list[Any]] | None = None
     if_revision: Revision | None = None
+    token: Token | None = None
     upsert: bool = False
 
 
@@ -170,10 +178,205 @@ class Sync(Write, tag="sync"):
     scope: Scope | None = None
 
 
-AnyRequest = Ping | Hello | Create | Update | Delete | Get | List | Sync
-OPS: dict[str, type[Request]] = {
-    str(cls.__struct_config__.tag): cls for cls in (Ping, Hello, Create, Update, Delete, Get, List, Sync)
-}
+MOST_TXN_OPS = 32
+"""Writes of one transaction: what every engine takes at once."""
+
+TxnOp = Create | Update | Delete
+
+
+class Txn(Write, tag="txn", kw_only=True):
+    purpose = "Several writes, all or nothing, each on a record of its own; `create`, `update` and `delete`."
+    reply_fields = ("results",)
+    codes = ("bad_request", "exists", "not_found", "conflict", "invalid_transition", "lease_lost")
+
+    ops: Annotated[list[TxnOp], Meta(min_length=1, max_length=MOST_TXN_OPS)]
+
+
+class Claim(Write, tag="claim"):
+    purpose = (
+        "Take a lease: on one record by `id`, which is made when absent; or by `filter` on the best ready records of a "
+        "queue, which move to their claimed state. Nothing ready is an empty reply, after `wait` seconds at most."
+    )
+    reply_fields = ("jobs", "duplicate")
+    codes = ("bad_request", "invalid_transition")
+
+    filter: Fields | None = None
+    holder: str | None = None
+    ttl: TtlSeconds = 30.0
+    status: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=100)] = 1
+    wait: WaitSeconds = 0.0
+    hold: DelaySeconds = 0.0
+    job: Fields | None = None
+    record: Fields | None = None
+
+
+class Renew(Write, tag="renew", kw_only=True):
+    purpose = "Keep a lease, and report progress: `record` is a patch."
+    reply_fields = ("lease", "cancelRequested", "revision")
+    codes = ("bad_request", "not_found", "lease_lost", "invalid_transition")
+
+    token: Token
+    ttl: TtlSeconds | None = None
+    job: Fields | None = None
+    record: Fields | None = None
+
+
+class Release(Write, tag="release", kw_only=True):
+    purpose = (
+        "Give a lease back. A terminal `status` ends the record, FAILED and TIMEOUT by its retry policy; without one it "
+        "goes back to its queue, after `delay` seconds."
+    )
+    reply_fields = ("job",)
+    codes = ("bad_request", "not_found", "lease_lost", "invalid_transition")
+
+    token: Token
+    status: str | None = None
+    delay: DelaySeconds = 0.0
+    job: Fields | None = None
+    record: Fields | None = None
+
+
+class Cancel(Write, tag="cancel"):
+    purpose = "End a record that waits; ask the holder of a running one to end it, which stays asked."
+    reply_fields = ("job",)
+    codes = ("bad_request", "not_found", "invalid_transition")
+
+
+class Retry(Write, tag="retry"):
+    purpose = "Put a failed record back into its queue."
+    reply_fields = ("job",)
+    codes = ("bad_request", "not_found", "invalid_transition")
+
+
+class Told(Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """An event as a client gives it."""
+
+    type: Annotated[str, Meta(min_length=1, max_length=64)]
+    message: str | None = None
+    data: Any = None
+
+
+class Emit(Write, tag="emit", kw_only=True):
+    purpose = "Add an event to a record's history; watchers see it."
+    reply_fields = ("cursor", "revision")
+    codes = ("bad_request", "not_found")
+
+    event: Told
+
+
+class History(Request, tag="history"):
+    purpose = "Read what happened to one record, oldest first."
+    reply_fields = ("events", "nextCursor")
+    codes = ("bad_request", "not_found", "gone")
+
+    after: str | None = None
+    limit: int | None = None
+
+
+class Watch(Request, tag="watch"):
+    purpose = (
+        "Follow what happens to records of a kind. The reply comes first, then a line for every event. Without `after` "
+        'from now on, with `"0"` from the oldest kept event.'
+    )
+    reply_fields = ("cursor",)
+    codes = ("bad_request", "gone", "busy")
+
+    filter: Fields | None = None
+    after: str | None = None
+
+
+class Unwatch(Request, tag="unwatch"):
+    purpose = (
+        "End a watch: the one whose request had the id `watch`, or this request's own id; without such a one, all of "
+        "this connection."
+    )
+    codes = ("not_found",)
+
+    watch: RequestId | None = None
+
+
+class Stats(Request, tag="stats"):
+    purpose = "Count records by any field, and measure how long they waited and ran. Kind `*` counts records by kind."
+    reply_fields = ("total", "counts", "durations", "truncated")
+    codes = ("bad_request",)
+
+    filter: Fields | None = None
+    by: str | None = None
+
+
+class Stuck(Request, tag="stuck"):
+    purpose = (
+        "Name live records that do not move: a lapsed lease, a deadline that has passed, a failed or missing "
+        "dependency, no update for `seconds`."
+    )
+    reply_fields = ("stuck", "truncated")
+    codes = ("bad_request",)
+
+    filter: Fields | None = None
+    seconds: DelaySeconds | None = None
+    limit: int | None = None
+
+
+class Health(Request, tag="health"):
+    purpose = "How the daemon is: whether it lives, whether it is ready to serve, and every check by name."
+    reply_fields = ("live", "ready", "checks", "version", "backend", "durability", "epoch", "measures")
+
+
+class Admin(Request):
+    """A request for the admin uids only. With `progress` lines that tell how far the work is come before the reply."""
+
+    admin: ClassVar[bool] = True
+
+    progress: bool = False
+
+
+class Snapshot(Admin, tag="snapshot"):
+    purpose = "Write everything into one file below the data folder, as it is at one place in the log."
+    reply_fields = ("done",)
+    codes = ("bad_request", "denied", "no_space")
+
+    path: str | None = None
+
+
+class Restore(Admin, tag="restore", kw_only=True):
+    purpose = "Replace everything by what a snapshot holds; the epoch changes."
+    reply_fields = ("done", "epoch")
+    codes = ("bad_request", "denied", "not_found", "no_space")
+    writes = True
+
+    path: str
+
+
+class Check(Admin, tag="check"):
+    purpose = "Verify what is stored: checksums, indexes against records, references. `repair` mends what can be."
+    reply_fields = ("problems", "repaired", "done")
+    codes = ("denied",)
+
+    repair: bool = False
+
+
+class Sweep(Admin, tag="sweep"):
+    purpose = "Do the background duties now: lapsed leases, due records, ownership, retention, space."
+    reply_fields = ("done",)
+    codes = ("denied",)
+
+
+class Freeze(Admin, tag="freeze"):
+    purpose = "Refuse writes with `unavailable, not_applied` until `thaw`."
+    codes = ("denied",)
+
+
+class Thaw(Admin, tag="thaw"):
+    purpose = "Take writes again."
+    codes = ("denied",)
+
+
+AnyRequest = (
+    Ping | Hello | Create | Update | Delete | Get | List | Sync | Txn | Claim | Renew | Release | Cancel | Retry
+    | Emit | History | Watch | Unwatch | Stats | Stuck | Health | Snapshot | Restore | Check | Sweep | Freeze | Thaw
+)  # fmt: skip
+OPS: dict[str, type[Request]] = {str(cls.__struct_config__.tag): cls for cls in get_args(AnyRequest)}
 
 
 # --- replies -------------------------------------------------------------------------------------------------------
@@ -186,6 +389,98 @@ class Rejected(Struct, rename="camel", omit_defaults=True):
     error: str
     job_id: str | UnsetType = UNSET
     id: str | UnsetType = UNSET
+
+
+class Lease(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """Who has a record, and until when without a sign of life."""
+
+    holder: str
+    token: int
+    """Grows with every claim of the record: a write guarded by an older one is refused."""
+    ttl: float
+    beat: int = 0
+    """Counts renewals. Whoever sees token and beat stand still for `ttl` calls the lease lapsed."""
+    origin: str | None = None
+    """`client/seq` of the claim, by which a claim whose reply was lost is found again; one that had none gets a name of
+    its own, after a `~`."""
+    hold: float = 0.0
+    """Seconds behind `ttl` before another may take the record."""
+    boot_id: str | None = None
+
+
+class Happening(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """An event as watchers and `history` see it."""
+
+    cursor: str
+    type: str
+    kind: str
+    id: str
+    revision: int
+    at: str
+    uid: str | None = None
+    from_: str | None = msgspec.field(default=None, name="from")
+    to: str | None = None
+    message: str | None = None
+    data: Raw | UnsetType = UNSET
+    record: Raw | UnsetType = UNSET
+    """The record after the change; absent once it is deleted."""
+
+
+class Verdict(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """One check of `health`."""
+
+    name: str
+    verdict: Literal["ok", "warn", "fail"]
+    detail: str = ""
+
+
+class Duration(Struct, rename="camel", kw_only=True):
+    """How long records took, in seconds; percentiles are within one percent."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Unmoved(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """A record that does not move, and why it is thought so."""
+
+    id: str
+    status: str | None = None
+    reasons: list[str]
+    updated_at: str | None = None
+
+
+class Progress(Struct, rename="camel"):
+    """How far long work is."""
+
+    done: int
+    total: int
+
+
+class ProgressLine(Struct, rename="camel"):
+    """A line before the reply of a request that asked for progress."""
+
+    request_id: RequestId
+    progress: Progress
+
+
+class EventLine(Struct, rename="camel"):
+    """A line of a watch."""
+
+    request_id: RequestId
+    event: Happening
+
+
+class Result(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """What one write of a transaction made."""
+
+    job: Raw | UnsetType = UNSET
+    record: Raw | UnsetType = UNSET
+    revision: int | None = None
 
 
 class Reply(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -217,6 +512,21 @@ class Reply(Struct, rename="camel", omit_defaults=True, kw_only=True):
     durability: str | None = None
     epoch: str | None = None
     limits: Limits | None = None
+    results: list[Result] | None = None
+    lease: Lease | None = None
+    cancel_requested: bool = False
+    cursor: str | None = None
+    events: list[Happening] | UnsetType = UNSET
+    counts: dict[str, int] | None = None
+    durations: dict[str, Duration] | None = None
+    stuck: list[Unmoved] | UnsetType = UNSET
+    live: bool | None = None
+    ready: bool | None = None
+    checks: list[Verdict] | None = None
+    measures: dict[str, int] | None = None
+    problems: list[str] | UnsetType = UNSET
+    repaired: list[str] | None = None
+    done: dict[str, Any] | None = None
 
 
 class Acked(Struct):
@@ -227,10 +537,13 @@ class Acked(Struct):
 
 
 class Received(Reply, kw_only=True):
-    """Any line a client may read: a reply, or the acknowledgement of a run of writes."""
+    """Any line a client may read: a reply, the acknowledgement of a run of writes, an event, or how far work is."""
 
     request_id: RequestId = ""
+    success: bool = True
     acked: int | None = None
+    event: Happening | None = None
+    progress: Progress | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -304,10 +617,21 @@ def _read(given: Fields, envelope: Fields) -> AnyRequest:
         if envelope[_envelope_key(key)] != part:
             raise BadRequest(f"{_envelope_key(key)} is given twice, in two spellings")
     known = {key: value for key, value in envelope.items() if key in _KEYS_OF[op]}
+    if op == "txn":
+        known["ops"] = [_spelled_op(part) for part in known.get("ops") or ()]
     try:
         return cast(AnyRequest, msgspec.convert(known, cls))
     except msgspec.ValidationError as problem:
         raise BadRequest(str(problem)) from None
+
+
+def _spelled_op(part: Any) -> Any:
+    """One op of a transaction, with its keys in their own spelling and unknown ones left out, like any envelope's."""
+    if not isinstance(part, dict):
+        return part
+    named = {_envelope_key(key): value for key, value in part.items()}
+    keys = _KEYS_OF.get(named["op"]) if isinstance(named.get("op"), str) else None
+    return named if keys is None else {key: value for key, value in named.items() if key in keys}
 
 
 def _decode_object(frame: bytes) -> Fields:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 from sortedcontainers import SortedList
 
-from .port import Keys, Query, Row
+from .port import Keys, Query, Row, SortField, sort_key
 
 Shape = Literal["term", "sort", "missing"]
 IndexName = tuple[str, Shape, str]
 """A kind, and what its index holds: records by a term's value, in a sort order, or lacking a sort key."""
+
+
+def is_listed(row: Row, sort: SortField) -> bool:
+    """Whether walks in this order may meet the row: tombstones have an order of their own, removed rows none."""
+    return row.deleted > 0 if sort == "deleted" else row.deleted == 0
 
 
 def index_name(query: Query) -> IndexName:
@@ -30,7 +36,8 @@ class Index:
     """Sorted places of the records of one kind, one list for each value of the term it is over."""
 
     def __init__(self, name: IndexName) -> None:
-        _, self._shape, self._field = name
+        _, self._shape, field = name
+        self._field: Any = field
         self._lists: dict[Any, SortedList[Any]] = {}
 
     def add(self, row: Row) -> None:
@@ -53,14 +60,19 @@ class Index:
             for places in (self._lists.get(value) for value in _wanted(query))
             if places is not None
         ]
-        return iter(walks[0]) if len(walks) == 1 else heapq.merge(*walks, reverse=query.descending)
+        if len(walks) == 1:
+            return iter(walks[0])
+        # A record may have several of the values, and is met once.
+        return (place for place, _ in groupby(heapq.merge(*walks, reverse=query.descending)))
 
     def _places(self, row: Row) -> list[tuple[Any, tuple[Any, ...]]]:
         """Where a row stands: the term's value, and its place in that value's order."""
         keys, field = row.keys, self._field
         if self._shape == "term":
-            return [(value, (keys.created, row.id)) for value in _term_values(keys, field)]
-        key = row.id if field == "id" else getattr(keys, field)
+            return [(value, (keys.created, row.id)) for value in _term_values(keys, field)] if not row.deleted else []
+        if not is_listed(row, field):
+            return []
+        key = sort_key(row, field)
         if self._shape == "missing":
             return [("", (row.id,))] if key is None else []
         return [] if key is None else [("", (key, row.id))]
@@ -84,8 +96,7 @@ def _term_values(keys: Keys, field: str) -> Sequence[Any]:
 
 def place_of(row: Row, query: Query) -> Any:
     """Where a row stands in the order a query asks for."""
-    key = row.id if query.sort == "id" or query.missing else getattr(row.keys, query.sort)
-    return (key, row.id)
+    return (row.id if query.missing else sort_key(row, query.sort), row.id)
 
 
 def _ends(query: Query) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:

@@ -7,8 +7,8 @@ know lifecycles, patches or the wire. The rules above must not know SQL, scripts
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,9 +19,20 @@ Key = tuple[str, str]
 Stamp = tuple[str, int]
 """Uid and revision: which state of which record a decision was made on."""
 
-SortField = Literal["created", "updated", "started", "completed", "scheduled", "priority", "status", "id"]
+Cursor = str
+"""A place in the log. Only the engine that gave it out can read it; "" is the place before the oldest kept entry."""
+
+SortField = Literal[
+    "created", "updated", "started", "completed", "scheduled", "priority", "status", "id", "ready", "due", "deleted"
+]
+"""By `ready` only records that may be claimed are walked, by `due` only those that wait for a time, by `deleted` only
+tombstones, which no other walk meets."""
+
 NULLABLE_SORTS = frozenset({"started", "completed", "scheduled", "priority", "status"})
-"""Sort keys a record may lack; such records come last."""
+"""Sort keys a listed record may lack; such records come last."""
+
+LINK = ""
+"""The name of labels the rules set themselves, such as ("", "leased"): engines index them like any other label."""
 
 
 class Keys(Struct, array_like=True, frozen=True, gc=False):
@@ -37,6 +48,15 @@ class Keys(Struct, array_like=True, frozen=True, gc=False):
     scheduled: int | None = None
     priority: int | float | None = None
     labels: tuple[tuple[str, str], ...] = ()
+    """Sorted. The user's labels with text values, and the links of the rules, whose name is `LINK`."""
+    ready: str | None = None
+    """Where the record stands in its kind's queue, as text that sorts; None unless it may be claimed."""
+    due: int | None = None
+    """When the daemon has to look at the record again: its time to become ready, or its deadline."""
+
+
+REMOVED = -1
+"""In `Row.deleted`: the row is to be removed for good, tombstone and all."""
 
 
 class Row(Struct, array_like=True, frozen=True, gc=False):
@@ -50,7 +70,9 @@ class Row(Struct, array_like=True, frozen=True, gc=False):
     body: bytes
     marks: bytes = b""
     deleted: int = 0
-    """When it became a tombstone, in nanoseconds; 0 for a living record."""
+    """When it became a tombstone, in nanoseconds; 0 for a living record; `REMOVED` for one that is to vanish."""
+    token: int = 0
+    """The newest fencing token given out for this id, over all its lives."""
 
     @property
     def key(self) -> Key:
@@ -61,6 +83,21 @@ class Row(Struct, array_like=True, frozen=True, gc=False):
         return (self.uid, self.revision)
 
 
+def sort_key(row: Row, sort: SortField) -> Any:
+    """What a row is sorted by in the order asked for; None when it lacks it."""
+    if sort == "id":
+        return row.id
+    return row.deleted if sort == "deleted" else getattr(row.keys, sort)
+
+
+class Was(Struct, array_like=True, frozen=True, gc=False):
+    """Index keys a change has replaced, for those who follow the log through a filter."""
+
+    node: str | None = None
+    owner: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+
+
 class Event(Struct, array_like=True, frozen=True, gc=False):
     """What the log says happened."""
 
@@ -68,14 +105,24 @@ class Event(Struct, array_like=True, frozen=True, gc=False):
     at: int
     before: str | None = None
     after: str | None = None
+    """The status before and after, where it changed."""
+    was: Was | None = None
+    """What filters may ask for, before the change, where it changed."""
+    message: str | None = None
+    data: bytes | None = None
+    """What a client gave to `emit`; `data` is JSON."""
 
 
 class Write(NamedTuple):
-    """One conditional write: it applies only while the stored row still carries the stamp `expects` (None: no row)."""
+    """One conditional write: it applies only while the stored row still carries the stamp `expects` (None: no row).
+
+    Without an event nobody is told: the row is replaced, and neither `read_log` nor `history` ever shows it. Such a
+    write leaves the revision as it is. A row whose `deleted` is `REMOVED` is taken out for good.
+    """
 
     row: Row
     expects: Stamp | None
-    event: Event
+    event: Event | None
 
 
 Unit = tuple[Write, ...]
@@ -90,7 +137,8 @@ Result = Literal["applied", "conflict", "unknown"]
 class LogEntry(NamedTuple):
     """A committed change, at its place in the log."""
 
-    position: int
+    cursor: Cursor
+    """Where to read on behind this entry."""
     event: Event
     row: Row
 
@@ -120,6 +168,23 @@ class Query(Struct, frozen=True, kw_only=True):
     high: int | str | None = None
     """Bounds of the sort key; low is inclusive, high is exclusive."""
     after: Place | None = None
+
+
+class Dump(NamedTuple):
+    """Everything stored, tombstones included, as it was at one place in the log."""
+
+    cursor: Cursor
+    total: int
+    """How many rows there will be, as far as that is known."""
+    rows: AsyncIterator[list[Row]]
+
+
+class LogKept(NamedTuple):
+    """How much of the log is to be kept."""
+
+    since: int
+    """Entries older than this may go, in nanoseconds."""
+    most_bytes: int
 
 
 class DataCorrupt(Exception):
@@ -181,8 +246,7 @@ class Engine(ABC):
         while len(rows) == query.limit:
             total += len(rows)
             last = rows[-1]
-            key = last.id if query.sort == "id" else getattr(last.keys, query.sort)
-            query = replace(query, after=Place(None if query.missing else key, last.id))
+            query = replace(query, after=Place(None if query.missing else sort_key(last, query.sort), last.id))
             rows = await self.query(query)
         return total + len(rows)
 
@@ -196,13 +260,55 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    async def position(self) -> int:
-        """The place of the newest committed entry in the log."""
+    async def kinds(self) -> list[str]:
+        """The kinds there are rows of, tombstones included, sorted."""
+
+    # --- the log ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def read_log(self, after: int, limit: int) -> list[LogEntry]:
-        """Entries behind `after`, oldest first."""
+    async def position(self) -> Cursor:
+        """The place behind the newest committed entry."""
+
+    @abstractmethod
+    async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
+        """Entries behind `after`, oldest first. Raises `Gone` when some behind it are no longer kept."""
+
+    @abstractmethod
+    async def log_grew(self, after: Cursor, seconds: float) -> None:
+        """Return when there may be entries behind `after`, or when the time is over."""
+
+    @abstractmethod
+    async def history(self, key: Key, after: Cursor, limit: int) -> list[LogEntry]:
+        """Kept entries of one record behind `after`, oldest first. What is no longer kept is simply not there."""
+
+    @abstractmethod
+    async def compact(self, keep: LogKept) -> bool:
+        """One small step of cutting the log and giving space back; True while there is more to do.
+
+        Short enough to be done while serving. Only what is applied and synced is ever cut.
+        """
+
+    # --- the whole -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def dump(self) -> Dump:
+        """Everything there is, while others go on writing."""
+
+    @abstractmethod
+    async def load(self, rows: AsyncIterator[list[Row]]) -> None:
+        """Replace everything by these rows, under a new epoch and with an empty log: wholly or not at all.
+
+        Nothing else may be under way: the caller has stopped all writes and waited for those under way.
+        """
 
     @abstractmethod
     async def check(self) -> list[str]:
         """What is inconsistent, in words; empty when all is well."""
+
+    @abstractmethod
+    async def repair(self) -> list[str]:
+        """Make again what can be made again from what is intact, such as indexes; returns what was done, in words."""
+
+    def measures(self) -> dict[str, int]:
+        """Figures for people: sizes in bytes, entries waiting. Names are camelCase."""
+        return {}

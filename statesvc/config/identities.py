@@ -20,6 +20,11 @@ def allowed_uids(access: Access) -> frozenset[int]:
     return frozenset(uid(each) for each in access.uids)
 
 
+def admin_uids(access: Access) -> frozenset[int]:
+    """The uids that may snapshot, restore, check, sweep, freeze and thaw: whoever runs the daemon, root, the listed."""
+    return frozenset({os.geteuid(), 0, *(uid(each) for each in access.admin_uids)})
+
+
 def allowed_gids(access: Access) -> frozenset[int]:
     return frozenset(gid(each) for each in access.gids)
 
@@ -42,9 +47,10 @@ def gid(group: NumberOrName) -> int:
 
 def unknown(access: Access) -> Iterator[tuple[str, str]]:
     """(key, problem) for names this host does not have: better told now than at the first connect."""
-    for user in access.uids:
-        if _is_missing(uid, user):
-            yield "access.uids", f"access.uids: there is no user {user!r} on this host"
+    for key, users in (("access.uids", access.uids), ("access.admin_uids", access.admin_uids)):
+        for user in users:
+            if _is_missing(uid, user):
+                yield key, f"{key}: there is no user {user!r} on this host"
     for group in access.gids:
         if _is_missing(gid, group):
             yield "access.gids", f"access.gids: there is no group {group!r} on this host"

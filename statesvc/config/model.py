@@ -73,6 +73,7 @@ class Access(Struct, frozen=True):
 
     uids: tuple[NumberOrName, ...] = ()
     gids: tuple[NumberOrName, ...] = ()
+    admin_uids: tuple[NumberOrName, ...] = ()
     socket_mode: OctalMode = "0600"
     socket_group: NumberOrName | None = None
 
@@ -98,6 +99,18 @@ class Limits(Struct, frozen=True):
     list_examined: Count = 10_000
     marks_clients: Annotated[int, Meta(ge=1, le=4096)] = 64
     open_wait_seconds: SecondsOrNone = 5.0
+    # Each costs a place in the log and a share of the encoding; the output they wait with is bounded per client.
+    watches: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    watch_behind: Count = 10_000
+
+
+class Retention(Struct, frozen=True):
+    """What is kept, and for how long. Nothing that is not terminal is ever removed by age."""
+
+    terminal_seconds: Seconds = 30.0 * DAY_SECONDS
+    log_seconds: Seconds = 7.0 * DAY_SECONDS
+    log_bytes: Annotated[int, Meta(ge=MIB, le=1024 * GIB)] = GIB
+    interval_seconds: Seconds = 60.0
 
 
 class Sqlite(Struct, frozen=True):
@@ -154,6 +167,7 @@ class Settings(Struct, frozen=True):
     drain_seconds: SecondsOrNone = 10.0
     access: Access = Access()
     limits: Limits = Limits()
+    retention: Retention = Retention()
     storage: Storage = Storage()
     lifecycles: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
     log: Log = Log()

@@ -19,7 +19,9 @@ from statesvc.config.problems import BadConfiguration, unfit_value, unknown_key
 USUAL_FILES = (Path("/etc/statesvc/statesvc.yml"), Path("/opt/joblet/config/joblet-config.yml"))
 
 # Variables with the prefix that are no keys.
-RESERVED_VARIABLES = frozenset({"STATESVC_CONFIG"})
+LOCK_NAME = "STATESVC_LOCK_NAME"
+LOCK_TOKEN = "STATESVC_LOCK_TOKEN"  # noqa: S105 - a fencing token is a number for everybody to see
+RESERVED_VARIABLES = frozenset({"STATESVC_CONFIG", LOCK_NAME, LOCK_TOKEN})
 PREFIX = "STATESVC_"
 
 # What Joblet's agent and its own daemon keep in the same section. None of it concerns this daemon; a key

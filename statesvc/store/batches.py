@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from statesvc_client.errors import Internal, StateError, Unavailable
 
@@ -48,6 +49,17 @@ class Batch:
             await done
 
 
+class Bar(NamedTuple):
+    """Why nothing is taken for now. What nobody is told of may pass, unless everything is about to be replaced."""
+
+    why: str
+    even_hidden: bool = False
+
+    def check(self, unit: Unit) -> None:
+        if self.even_hidden or any(write.event is not None for write in unit):
+            raise Unavailable(self.why)
+
+
 class GroupCommit:
     """Collects units, commits them batch by batch, and knows the state they lead to."""
 
@@ -57,6 +69,10 @@ class GroupCommit:
         self._under_way: Batch | None = None
         self._pending: dict[Key, tuple[Row, Batch]] = {}
         self._wake = asyncio.Event()
+        self.committed: Callable[[list[Unit]], None] = lambda _: None
+        """Is told what was committed, before those who wait for it hear of it."""
+        self.bar: Bar | None = None
+        """What is in the way of every write, those included that were asked for before."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -74,6 +90,8 @@ class GroupCommit:
         return self._pending.get(key)
 
     def add(self, unit: Unit) -> Batch:
+        if self.bar is not None:
+            self.bar.check(unit)
         batch = self._filling
         batch.units.append(unit)
         for write in unit:
@@ -124,6 +142,7 @@ class GroupCommit:
                 if pending is not None and pending[1] is batch:
                     del self._pending[write.row.key]
         batch.settle(results, None)
+        self.committed([unit for unit, result in zip(batch.units, results, strict=True) if result == "applied"])
         batch.tell()
 
     def _fail(self, batch: Batch, failure: StateError) -> None:

@@ -26,10 +26,36 @@ GO_ZERO = "0001-01-01T00:00:00Z"
 
 
 class Clock:
-    """The wall clock. Tests give the rules another one."""
+    """The wall clock, and one that only goes forward. Tests give the rules another one."""
 
     def now(self) -> int:
+        """What people call the time, in nanoseconds. It may jump."""
         return time.time_ns()
+
+    def steady(self) -> float:
+        """Seconds since some moment, for measuring how long something took. It rests while the machine sleeps."""
+        return time.monotonic()
+
+    def elapsed(self) -> float:
+        """The same with the time the machine slept, as the wall clock has it."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Drift:
+    """Whether the wall clock still goes as the steady one does: one that jumped must not make things old."""
+
+    MOST_SECONDS = 3600.0
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wall, self._elapsed = clock.now(), clock.elapsed()
+
+    def seconds(self) -> float:
+        """How far the wall clock is ahead of where it should be."""
+        return (self._clock.now() - self._wall) / SECOND - (self._clock.elapsed() - self._elapsed)
+
+    def trusted(self) -> bool:
+        return abs(self.seconds()) <= self.MOST_SECONDS
 
 
 class Stamper:

@@ -1,4 +1,4 @@
-"""Kinds are data: one declaration each, with id field, lifecycle and known fields.
+"""Kinds are data: one declaration each, with id field, lifecycle, queue, indexed fields, ownership and retention.
 
 Owns which states exist and which moves are allowed; how known fields are spelled is shared with the client. Must not
 know requests or records. A kind that is not declared is a plain record without a lifecycle.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from statesvc_client.errors import BadRequest
-from statesvc_client.spelling import JOB_FIELDS, JOB_ID_ALIASES, Spelling, spelling
+from statesvc_client.spelling import FIELDS_OF, JOB_ID_ALIASES, Spelling, spelling
 from statesvc_client.wire import printable
 
 GIVEN_AT_BIRTH = frozenset({"createdAt", "startedAt", "completedAt"})
@@ -33,27 +33,82 @@ TIMEOUT       ->
 """
 
 
+_OPERATION_LIFECYCLE = """
+idle      -> queued running
+queued    -> idle running stopped failed
+running   -> idle paused stopped completed failed
+paused    -> idle running stopped completed failed
+stopped   -> idle queued running
+completed -> idle queued running
+failed    -> idle queued running
+"""
+
+_WORKER_LIFECYCLE = """
+starting -> running paused draining stopping stopped failed
+running  -> paused draining stopping stopped failed
+paused   -> running draining stopping stopped failed
+draining -> running stopping stopped failed
+stopping -> stopped failed
+stopped  -> starting running
+failed   -> starting running
+"""
+
+
 def _table(text: str) -> dict[str, frozenset[str]]:
     rows = (line.split("->") for line in text.strip().splitlines())
     return {state.strip(): frozenset(after.split()) for state, after in rows}
 
 
 @dataclass(frozen=True)
+class Queue:
+    """The part states play in a queue."""
+
+    waiting: str
+    """Ready as soon as nothing holds it back."""
+    delayed: str
+    """Ready once its time has come."""
+    completed: str
+    failed: str
+    canceled: str
+    timeout: str
+    stopping: Mapping[str, str]
+    """States on the way to an end, and the end a record in them comes to when its holder is gone."""
+
+    @cached_property
+    def claimable(self) -> frozenset[str]:
+        return frozenset({self.waiting, self.delayed})
+
+    @cached_property
+    def retried(self) -> frozenset[str]:
+        """Ends that are not final for the retry policy, and that `retry` takes back."""
+        return frozenset({self.failed, self.timeout})
+
+
+@dataclass(frozen=True)
 class Lifecycle:
-    """States and the moves between them. A state without a way out is terminal."""
+    """States and the moves between them."""
 
     edges: Mapping[str, frozenset[str]]
     claimed: str
     """Entering this state sets `startedAt`."""
     aliases: Mapping[str, str] = field(default_factory=dict)
+    restarts: frozenset[str] = frozenset()
+    """Terminal states that may be left: the record begins anew, and forgets when it started and ended."""
+    queue: Queue | None = None
 
     @cached_property
     def terminal(self) -> frozenset[str]:
-        return frozenset(state for state, after in self.edges.items() if not after)
+        """States without a way out, and those declared to be left only by beginning anew."""
+        return self.restarts | {state for state, after in self.edges.items() if not after}
 
     @cached_property
     def live(self) -> tuple[str, ...]:
-        return tuple(state for state, after in self.edges.items() if after)
+        return tuple(state for state in self.edges if state not in self.terminal)
+
+    @cached_property
+    def unstarted(self) -> frozenset[str]:
+        """States a record is in before it runs: the claimed state is still ahead."""
+        return frozenset(state for state in self.live if self.claimed in self.edges[state]) - {self.claimed}
 
     @cached_property
     def reachable(self) -> Mapping[str, frozenset[str]]:
@@ -62,8 +117,9 @@ class Lifecycle:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """Spellings seen as they are written most; any other case goes through upper()."""
-        return {state: state for state in self.edges} | dict(self.aliases)
+        """Spellings seen as they are written most, and by lower case all others."""
+        names = {state: state for state in self.edges} | dict(self.aliases)
+        return {spelled.lower(): state for spelled, state in names.items()} | names
 
     def _closure(self, start: str) -> frozenset[str]:
         seen: set[str] = set()
@@ -77,7 +133,7 @@ class Lifecycle:
     def canonical(self, status: object) -> str:
         """The state a client means, or `BadRequest` naming the known ones."""
         if isinstance(status, str):
-            known = self._names.get(status) or self._names.get(status.upper())
+            known = self._names.get(status) or self._names.get(status.lower())
             if known is not None:
                 return known
         shown = printable(status) if isinstance(status, str) else f"a {type(status).__name__}"
@@ -87,10 +143,17 @@ class Lifecycle:
         """This lifecycle with further states and moves; a state only named as a target is terminal."""
         edges = dict(self.edges)
         for state, after in more.items():
-            edges[state.upper()] = edges.get(state.upper(), frozenset()) | {name.upper() for name in after}
+            edges[self._new(state)] = edges.get(self._new(state), frozenset()) | {self._new(name) for name in after}
         for target in {name for after in edges.values() for name in after}:
             edges.setdefault(target, frozenset())
-        return Lifecycle(edges, self.claimed, self.aliases)
+        return replace(self, edges=edges)
+
+    def _new(self, state: str) -> str:
+        """A state of the configuration in the spelling of this lifecycle."""
+        known = self._names.get(state.lower())
+        if known is not None:
+            return known
+        return state.lower() if any(name.islower() for name in self.edges) else state.upper()
 
 
 @dataclass(frozen=True)
@@ -100,27 +163,81 @@ class Kind:
     name: str
     id_field: str = "id"
     lifecycle: Lifecycle | None = None
-    fields: tuple[str, ...] = ()
     id_aliases: tuple[str, ...] = ()
+    indexed: tuple[str, ...] = ()
+    """Top-level fields whose text values get an index beside those every kind has."""
+    swept_with_owner: bool = True
+    """Whether a record goes when its owner has ended. What can run is never removed under those who run it."""
+    keeps_tokens: bool = True
+    """Whether tombstones stay for ever once a token was given out: an id that is claimed as such must never see a token
+    again."""
 
     @cached_property
     def spelling(self) -> Spelling:
         """Its known fields, in any case."""
-        return spelling(self.id_field, self.fields, self.id_aliases)
+        return spelling(self.id_field, FIELDS_OF.get(self.name, ()), self.id_aliases)
 
     @property
     def id_text(self) -> str:
         """How error texts call the id: Joblet's agents know it as jobID."""
         return "jobID" if self.name == "job" else "id"
 
+    @cached_property
+    def queue(self) -> Queue | None:
+        return None if self.lifecycle is None else self.lifecycle.queue
+
+    def is_terminal(self, status: str | None) -> bool:
+        return self.lifecycle is not None and status in self.lifecycle.terminal
+
+
+_QUEUED_LIFECYCLE = Lifecycle(
+    _table(_JOB_LIFECYCLE),
+    claimed="RUNNING",
+    aliases={"CANCELLED": "CANCELED"},
+    queue=Queue(
+        waiting="QUEUED",
+        delayed="SCHEDULED",
+        completed="COMPLETED",
+        failed="FAILED",
+        canceled="CANCELED",
+        timeout="TIMEOUT",
+        stopping={"STOPPING": "STOPPED"},
+    ),
+)
 
 JOB = Kind(
     "job",
     id_field="uuid",
-    lifecycle=Lifecycle(_table(_JOB_LIFECYCLE), claimed="RUNNING", aliases={"CANCELLED": "CANCELED"}),
-    fields=JOB_FIELDS,
+    lifecycle=_QUEUED_LIFECYCLE,
     id_aliases=JOB_ID_ALIASES,
+    swept_with_owner=False,
+    keeps_tokens=False,
 )
+
+DECLARED = (
+    JOB,
+    Kind("task", lifecycle=_QUEUED_LIFECYCLE, swept_with_owner=False, keeps_tokens=False),
+    Kind("volume"),
+    Kind("mount", indexed=("volume",)),
+    Kind("network"),
+    Kind("ip", indexed=("network",)),
+    Kind(
+        "worker",
+        lifecycle=Lifecycle(_table(_WORKER_LIFECYCLE), claimed="running", restarts=frozenset({"stopped", "failed"})),
+    ),
+    Kind("kv"),
+    Kind("lock"),
+    Kind(
+        "operation",
+        lifecycle=Lifecycle(
+            _table(_OPERATION_LIFECYCLE),
+            claimed="running",
+            restarts=frozenset({"completed", "failed", "stopped"}),
+        ),
+        swept_with_owner=False,
+    ),
+)
+"""Every kind with rules of its own."""
 
 _NAME = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)
 
@@ -132,7 +249,7 @@ class Kinds:
     """Plain kinds remembered; the names come from clients, so there is a bound."""
 
     def __init__(self, lifecycles: Mapping[str, Mapping[str, Sequence[str]]] | None = None) -> None:
-        self._declared = {JOB.name: JOB}
+        self._declared = {kind.name: kind for kind in DECLARED}
         self._plain: dict[str, Kind] = {}
         for name, more in (lifecycles or {}).items():
             self._declared[name] = self._extend(name, more)
@@ -140,7 +257,11 @@ class Kinds:
     def _extend(self, name: str, more: Mapping[str, Sequence[str]]) -> Kind:
         kind = self._declared.get(name, Kind(name))
         lifecycle = kind.lifecycle or Lifecycle({}, claimed="")
-        return Kind(kind.name, kind.id_field, lifecycle.extended(more), kind.fields, kind.id_aliases)
+        return replace(kind, lifecycle=lifecycle.extended(more))
+
+    def declared(self) -> list[Kind]:
+        """Kinds with rules of their own."""
+        return list(self._declared.values())
 
     def __getitem__(self, name: str) -> Kind:
         kind = self._declared.get(name) or self._plain.get(name)

@@ -48,11 +48,12 @@ async def list_records(store: Store, request: List, caller: Caller, paging: Pagi
     if limit is not None and limit < 0:
         raise BadRequest(f"limit must be positive, not {limit}")
     await store.commits.settled()
-    as_of = f"{store.engine.epoch}.{await store.engine.position()}"
+    as_of = await store.cursor()
     asked = _Question(kind, given, order, limit)
     page = await _page(store, request, caller, asked, paging)
     total = await _total(store, asked) if request.count else None
-    return page._replace(as_of=as_of, total=total)
+    rows = [store.leases.newest(row) for row in page.rows] if store.leases else page.rows
+    return page._replace(rows=rows, as_of=as_of, total=total)
 
 
 class _Question(NamedTuple):

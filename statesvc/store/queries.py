@@ -21,7 +21,7 @@ from statesvc_client import patch
 from statesvc_client.errors import BadRequest
 from statesvc_client.wire import Fields, List, printable
 
-from ..backends.port import NULLABLE_SORTS, Engine, Place, Query, Row, SortField
+from ..backends.port import LINK, NULLABLE_SORTS, Engine, Place, Query, Row, SortField, sort_key
 from . import clock
 from .kinds import Kind
 from .records import decode, spelled_path
@@ -237,7 +237,7 @@ def _regex_test(pattern: str) -> Test:
 
 
 def _label_test(name: str, value: Any) -> Test:
-    if isinstance(value, str):
+    if isinstance(value, str) and name != LINK:
         return lambda row, _: (name, value) in row.keys.labels
     return lambda _, record: patch.same(patch.lookup(record().get("labels"), [name]), value)
 
@@ -301,14 +301,22 @@ _NO_FILTERS = {"limit", "sort_by", "sort_desc"}
 
 def _is_exact(given: Filter, walk: Query) -> bool:
     asked = {name for name in Filter.__struct_fields__ if getattr(given, name)} - _NO_FILTERS
+    if walk.term and walk.term[0] == f"label:{LINK}":
+        return asked == {"where"} and len(given.where or ()) == 1
     return asked <= (_DECIDED_BY.get(walk.term[0], set()) if walk.term else set())
 
 
 def _term(given: Filter, kind: Kind, statuses: frozenset[str] | None) -> tuple[str, ...] | None:
-    """The narrowest index there is, by experience: a label, an owner, live states, a node, final states."""
+    """The narrowest index there is, by experience: a label, a field of the kind's own, an owner, live states, a node,
+    final states."""
     for name, value in (given.labels or {}).items():
-        if isinstance(value, str):
+        # What has no name is no label of a user's.
+        if isinstance(value, str) and name != LINK:
             return (f"label:{name}", value)
+    for path, value in (given.where or {}).items():
+        names = spelled_path(kind, patch.steps(path))
+        if len(names) == 1 and names[0] in kind.indexed and isinstance(value, str):
+            return (f"label:{LINK}", f"{names[0]}={value}")
     if given.owner:
         return ("owner", given.owner)
     final = kind.lifecycle.terminal if kind.lifecycle else frozenset()
@@ -338,8 +346,7 @@ def _after_prefix(prefix: str) -> str | None:
 
 
 def place_of(row: Row, order: Order) -> Place:
-    key = row.id if order.sort == "id" else getattr(row.keys, order.sort)
-    return Place(key, row.id)
+    return Place(sort_key(row, order.sort), row.id)
 
 
 def behind(places: Sequence[Place], order: Order, after: Place | None) -> list[Place]:
@@ -365,19 +372,20 @@ async def candidates(
     many the caller is likely to take."""
     order, walk = planned.order, planned.walk
     if after is None or after.key is not None:
-        async for row in _walked(engine, walk, after, order, wanted):
+        async for row in walked(engine, walk, after, wanted):
             yield row
         after = None
     if order.sort in NULLABLE_SORTS and walk.low is None and walk.high is None:
         lacking = msgspec.structs.replace(walk, missing=True)
-        async for row in _walked(engine, lacking, after, Order("id", order.descending), wanted):
+        async for row in walked(engine, lacking, after, wanted):
             yield row
 
 
-async def _walked(
-    engine: Engine, walk: Query, after: Place | None, order: Order, wanted: int | None
+async def walked(
+    engine: Engine, walk: Query, after: Place | None = None, wanted: int | None = None
 ) -> AsyncGenerator[Row, None]:
     """One walk, fetched a step at a time."""
+    order = Order("id" if walk.missing else walk.sort, walk.descending)
     most = MOST_STEP if wanted is None else min(MOST_STEP, wanted + 1)
     step = min(FIRST_STEP, most)
     while True:

@@ -6,6 +6,7 @@ Owns spelling, ids, the managed fields and the index keys of a record. Must not 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,9 +15,10 @@ from statesvc_client.errors import BadRequest
 from statesvc_client.spelling import MANAGED
 from statesvc_client.wire import Fields, printable
 
-from ..backends.port import Keys
+from ..backends.port import LINK, Keys, Row
 from . import clock
 from .kinds import Kind
+from .queueing import NOT_QUEUED, Times, standing
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -88,30 +90,50 @@ def checked_id(kind: Kind, name: str, most: int) -> str:
     return name
 
 
-class Times(msgspec.Struct, gc=False):
-    """The managed times of a record, as nanoseconds."""
-
-    created: int
-    updated: int
-    started: int | None = None
-    completed: int | None = None
-
-
-def index_keys(fields: Fields, times: Times) -> Keys:
+def index_keys(kind: Kind, fields: Fields, times: Times, before: Row | None, now: int) -> Keys:
     """What the engines index. A known field of the wrong type is refused here, by name."""
     scheduled = fields.get("scheduledAt")
+    status, owner = _text(fields, "status"), _text(fields, "owner")
+    priority = _priority(fields.get("priority"))
+    queued = NOT_QUEUED if kind.queue is None else standing(kind.queue, fields, times, priority, before, now)
+    links = _links(kind, fields, owner, before)
     return Keys(
         created=times.created,
         updated=times.updated,
-        status=_text(fields, "status"),
+        status=status,
         node=_text(fields, "nodeId"),
-        owner=_text(fields, "owner"),
+        owner=owner,
         started=times.started,
         completed=times.completed,
         scheduled=clock.parse(scheduled, "scheduledAt") if clock.given(scheduled) else None,
-        priority=_priority(fields.get("priority")),
-        labels=_labels(fields.get("labels")),
+        priority=priority,
+        labels=_labels(fields.get("labels"), (*links, *queued.links)),
+        ready=queued.ready,
+        due=queued.due,
     )
+
+
+MADE = "made="
+"""Link of a record whose id was allocated: by which client's write."""
+
+LEASED = "leased"
+OWNED = "owned"
+
+
+def _links(kind: Kind, fields: Fields, owner: str | None, before: Row | None) -> list[str]:
+    """What the rules look records up by, beside the queue's."""
+    links = []
+    lease = fields.get("lease")
+    if lease is not None:
+        links.append(LEASED)
+        if not lease["origin"].startswith("~"):
+            links.append(f"origin={lease['origin']}")
+    if owner is not None and kind.swept_with_owner and "/" in owner:
+        links.append(OWNED)
+    links += [f"{name}={fields[name]}" for name in kind.indexed if isinstance(fields.get(name), str)]
+    if before is not None and before.keys.labels and not before.deleted:
+        links += [value for name, value in before.keys.labels if name == LINK and value.startswith(MADE)]
+    return links
 
 
 def _text(fields: Fields, name: str) -> str | None:
@@ -129,10 +151,11 @@ def _priority(value: Any) -> int | float | None:
     raise BadRequest(f"priority must be a number or one of {' '.join(PRIORITIES)}")
 
 
-def _labels(value: Any) -> tuple[tuple[str, str], ...]:
-    """Labels with text values are indexed; others can still be filtered by."""
+def _labels(value: Any, links: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Labels with text values are indexed; others can still be filtered by. Links are the rules' own."""
     if not value and (value is None or isinstance(value, dict)):
-        return ()
+        return tuple((LINK, link) for link in sorted(links)) if links else ()
     if not isinstance(value, dict):
         raise BadRequest(f"labels must be an object, not a {type(value).__name__}")
-    return tuple(sorted((name, text) for name, text in value.items() if isinstance(text, str)))
+    given = [(name, text) for name, text in value.items() if isinstance(text, str) and name != LINK]
+    return tuple(sorted([*given, *((LINK, link) for link in links)]))

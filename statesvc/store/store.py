@@ -5,23 +5,40 @@ an engine keeps its rows. What a write does is in writes.py; lists are in listin
 
 On an immediate engine a write is decided at once on the newest state, pending included, and `Decided.after` names the
 commit its answer has to wait for. On a shared engine every commit may lose a race: then it is decided again.
+What takes several records, or a look around first, goes through `attempt`, which is the same on every engine.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from statesvc_client.errors import BadRequest, Busy, Conflict, Internal, Outcome, StateError
-from statesvc_client.wire import Create, Delete, Fields, Get, Limits, Update
+from statesvc_client.errors import BadRequest, Busy, Conflict, Internal, Outcome, StateError, Unavailable
+from statesvc_client.wire import (
+    Cancel,
+    Create,
+    Delete,
+    Emit,
+    Fields,
+    Get,
+    Limits,
+    Release,
+    Renew,
+    Request,
+    Retry,
+    Update,
+)
 from statesvc_client.wire import Write as WriteRequest
 
-from ..backends.port import Engine, Key, Result, Row, Stamp, Write
-from . import marks, writes
+from ..backends.port import REMOVED, Engine, Key, Result, Row, Stamp, Unit, Write
+from . import ending, leasing, marks, writes
 from .batches import Batch, GroupCommit
 from .clock import Clock, Stamper
 from .kinds import Kind, Kinds
+from .leases import Leases
+from .leasing import Kept
 from .records import checked_id, identify
 from .writes import Caller, Moment, Subject, living
 
@@ -38,7 +55,22 @@ class Decided(NamedTuple):
     duplicate_of: int | None = None
 
 
-PointWrite = Create | Update | Delete
+PointWrite = Create | Update | Delete | Renew | Release | Cancel | Retry | Emit
+
+Decide = Callable[[list[Row | None]], Unit | None]
+"""From the newest rows of some records to the writes that should follow; None when nothing is to be done."""
+
+_DECISIONS: dict[type[WriteRequest], Callable[[Any, Fields, Subject, Caller, Moment], Write | None]] = {
+    Create: writes.create,
+    Update: writes.update,
+    Delete: lambda request, _, subject, caller, moment: writes.delete(request, subject, caller, moment),
+    Renew: leasing.renew_with_progress,
+    Release: leasing.release,
+    Cancel: lambda request, _, subject, caller, moment: ending.cancel(request, subject, caller, moment),
+    Retry: lambda request, _, subject, caller, moment: ending.retry(request, subject, caller, moment),
+    Emit: lambda request, _, subject, caller, moment: writes.emit(request, subject, caller, moment),
+}
+"""What decides on a write to one record."""
 
 
 class Store:
@@ -56,7 +88,10 @@ class Store:
         self.kinds = kinds or Kinds()
         self.limits = limits or Limits()
         self.commits = GroupCommit(engine)
-        self._clock = clock or Clock()
+        self.clock = clock or Clock()
+        self.leases = Leases(self.clock.steady)
+        self.token_floor = 0
+        """Fencing tokens up to this one may have been given out in a life of the store that a restore has undone."""
         self._stamper = Stamper()
         life = os.urandom(8).hex()
         self._uids = (f"{life}{number:x}" for number in itertools.count(1))
@@ -68,7 +103,18 @@ class Store:
         await self.commits.stop()
 
     def moment(self) -> Moment:
-        return Moment(self._clock.now(), self._stamper.text, self._uids.__next__, self.limits)
+        return Moment(
+            self.clock.now(),
+            self._stamper.text,
+            self._uids.__next__,
+            self.limits,
+            token_floor=self.token_floor,
+            is_silent=self.leases.is_silent,
+        )
+
+    async def cursor(self) -> str:
+        """The place behind the newest committed entry of the log, as clients know it."""
+        return f"{self.engine.epoch}.{await self.engine.position()}"
 
     # --- one record ------------------------------------------------------------------------------------------------
 
@@ -80,17 +126,22 @@ class Store:
         (row,) = await self.engine.get([self._named(request)])
         return Decided(living(row))
 
-    def _named(self, request: Get | Delete) -> Key:
+    def _named(self, request: Request) -> Key:
         kind = self.kinds[request.kind]
         return (kind.name, checked_id(kind, request.target, self.limits.id_chars))
 
     def newest(self, key: Key) -> tuple[Row | None, Batch | None]:
         pending = self.commits.pending(key)
-        return pending if pending is not None else (self.engine.peek(key), None)
+        if pending is not None:
+            row, batch = pending
+            return (None if row.deleted == REMOVED else row), batch
+        stored = self.engine.peek(key)
+        return (stored if stored is None or not self.leases else self.leases.newest(stored)), None
 
     def write_now(self, request: PointWrite, caller: Caller, *, replayed: bool = False) -> Decided:
         """Decide a write on an immediate engine. `replayed`: its seq has passed on this connection before."""
-        key, fields, kind = self._addressed(request)
+        self.check_thawed()
+        key, fields, kind = self.addressed(request)
         row, after = self.newest(key)
         subject = Subject(kind, key[1], row)
         try:
@@ -99,11 +150,28 @@ class Store:
             return Decided(after=after, refused=refused)
         if isinstance(decided, int):
             return Decided(row, after, duplicate_of=decided)
+        if decided is None:
+            return Decided(row, after)
         return Decided(decided.row, self.commits.add((decided,)))
+
+    @property
+    def frozen(self) -> bool:
+        """Writes are refused for now, by order of an admin."""
+        return self.commits.bar is not None
+
+    @property
+    def being_replaced(self) -> bool:
+        """Everything there is makes way for a snapshot."""
+        return self.commits.bar is not None and self.commits.bar.even_hidden
+
+    def check_thawed(self) -> None:
+        if self.commits.bar is not None:
+            raise Unavailable(self.commits.bar.why)
 
     async def write(self, request: PointWrite, caller: Caller, *, replayed: bool = False) -> Decided:
         """Decide a write on a shared engine: again after every lost race, within a bound."""
-        key, fields, kind = self._addressed(request)
+        self.check_thawed()
+        key, fields, kind = self.addressed(request)
         # A numbered write leaves its mark in the row it made: then the row itself tells whether it was taken.
         marked = bool(caller.client) and request.seq is not None
         unsure: list[Row] = []
@@ -122,6 +190,8 @@ class Store:
                 return Decided(refused=_perhaps_applied(refused.text) if unsure and not marked else refused)
             if isinstance(decided, int):
                 return Decided(row, duplicate_of=None if unsure else decided)
+            if decided is None:
+                return Decided(row)
             result = await self.commit(decided)
             if result == "applied":
                 return Decided(decided.row)
@@ -141,40 +211,93 @@ class Store:
                 return row
 
     async def commit(self, write: Write) -> Result:
-        batch = self.commits.add((write,))
+        return await self.committed((write,))
+
+    async def committed(self, unit: Unit) -> Result:
+        """Commit it, and tell what became of it."""
+        batch = self.commits.add(unit)
         place = len(batch.units) - 1
         await batch.wait()
         if batch.failure is not None:
             raise batch.failure
         return batch.results[place]
 
-    def _addressed(self, request: PointWrite) -> tuple[Key, Fields, Kind]:
+    # --- renewals --------------------------------------------------------------------------------------------------
+
+    async def renew(self, request: Renew) -> tuple[Kept, Batch | None]:
+        """A renewal without a patch. Where this process owns the data it is kept in memory; elsewhere it is one write
+        that nobody is told of. Doing it again does no harm, so it leaves no mark."""
+        key, _, kind = self.addressed(request)
+        if self.engine.immediate:
+            row, after = self.newest(key)
+            kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
+            self.leases.renewed(kept.row, kept.lease)
+            return kept, after
+        for _ in range(ATTEMPTS):
+            row = await self.read(key)
+            kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
+            if await self.commit(Write(kept.row, kept.row.stamp, None)) == "applied":
+                self.leases.note(kept.row)
+                return kept, None
+        raise Busy(f"{kind.name} {key[1]} keeps changing; send the renewal again")
+
+    # --- several records -------------------------------------------------------------------------------------------
+
+    async def look(self, keys: Sequence[Key]) -> list[Row | None]:
+        """The newest rows, decided ones included; tombstones too."""
+        if self.engine.immediate:
+            return [self.newest(key)[0] for key in keys]
+        return [await self.read(key) for key in keys]
+
+    def attempt_now(self, keys: Sequence[Key], decide: Decide) -> tuple[Unit, Batch] | None:
+        """The same on an immediate engine, without waiting: what was decided, and the commit it is in."""
+        unit = decide([self.newest(key)[0] for key in keys])
+        return (unit, self.commits.add(unit)) if unit else None
+
+    async def attempt(self, keys: Sequence[Key], decide: Decide) -> Unit | None:
+        """Read, decide, commit; on a shared engine again after every lost race. Returns what was committed."""
+        unsure: list[Unit] = []
+        for _ in range(ATTEMPTS):
+            rows = await self.look(keys)
+            done = next((unit for unit in unsure if _stands(unit, dict(zip(keys, rows, strict=True)))), None)
+            if done is not None:
+                return done
+            unit = decide(rows)
+            if not unit:
+                return None
+            result = await self.committed(unit)
+            if result == "applied":
+                return unit
+            if result == "unknown":
+                unsure.append(unit)
+        outcome: Outcome = "unknown" if unsure else "not_applied"
+        kind, name = keys[0]
+        raise Busy(f"{kind} {name} keeps changing; send the request again", outcome=outcome)
+
+    # --- deciding --------------------------------------------------------------------------------------------------
+
+    def addressed(self, request: PointWrite) -> tuple[Key, Fields, Kind]:
         """Which record a write is about, and the fields it carries."""
         kind = self.kinds[request.kind]
-        if isinstance(request, Delete):
+        if isinstance(request, (Delete, Cancel, Retry, Emit)):
             return self._named(request), {}, kind
         fields = writes.payload(request, kind)
         if fields is None:
-            if isinstance(request, Create) or not (request.set or request.inc or request.append):
+            if isinstance(request, Create) or (isinstance(request, Update) and not _changes_something(request)):
                 raise BadRequest(f"{'job' if kind.name == 'job' else 'record'} is required")
             fields = {}
         return (kind.name, identify(kind, request.target, fields, self.limits.id_chars)), fields, kind
 
     def _decide(
         self, request: PointWrite, fields: Fields, subject: Subject, caller: Caller, *, replayed: bool
-    ) -> Write | int:
-        """The write to commit, or the revision it made when it came before."""
+    ) -> Write | int | None:
+        """The write to commit, None when there is nothing to do, or the revision it made when it came before."""
         made = self.earlier_answer(request, subject.row, caller)
         if made is not None:
             return made
         if replayed:
             raise Conflict(f"write {request.seq} came before on this connection and was answered then")
-        moment = self.moment()
-        if isinstance(request, Create):
-            return writes.create(request, fields, subject, caller, moment)
-        if isinstance(request, Update):
-            return writes.update(request, fields, subject, caller, moment)
-        return writes.delete(request, subject, caller, moment)
+        return _DECISIONS[type(request)](request, fields, subject, caller, self.moment())
 
     def earlier_answer(self, request: WriteRequest, row: Row | None, caller: Caller) -> int | None:
         """The revision a numbered write made when it was taken before."""
@@ -183,6 +306,16 @@ class Store:
         return marks.earlier_answer(row.marks, caller.client, request)
 
 
+def _changes_something(request: Update) -> bool:
+    """Whether an update says anything. A token alone does: it holds only while its lease does, and so a transaction."""
+    return bool(request.set or request.inc or request.append) or request.token is not None
+
+
 def _perhaps_applied(why: str) -> StateError:
     """What is said after a commit whose fate is not known, when the record no longer tells it."""
     return Internal(f"the write may have been applied before it was overtaken: {why}", outcome="unknown")
+
+
+def _stands(unit: Unit, rows: dict[Key, Row | None]) -> bool:
+    """Whether all that a unit wrote is what is stored now."""
+    return all(rows.get(write.row.key) == (None if write.row.deleted == REMOVED else write.row) for write in unit)

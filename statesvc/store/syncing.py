@@ -15,6 +15,7 @@ from statesvc_client.wire import Fields, Sync
 from ..backends.port import Row, Write
 from . import queries, writes
 from .batches import Batch
+from .leasing import is_leased
 from .records import identify, spelled
 from .store import ATTEMPTS, Store
 from .turns import Turns
@@ -50,6 +51,7 @@ class _Sync:
         self._turns = Turns()
 
     async def run(self) -> SyncReport:
+        self._store.check_thawed()
         sent = self._sent()
         try:
             for name, fields in sent.items():
@@ -94,7 +96,7 @@ class _Sync:
             self._rejected.append((name, refused))
 
     async def _not_sent(self, sent: dict[str, Fields]) -> list[str]:
-        """Records inside the scope that the sync did not name; `replace` buries them."""
+        """Records inside the scope that the sync did not name; `replace` buries those that nobody has a lease on."""
         store, scope = self._store, self._request.scope
         given = queries.Filter(node_id=scope.node_id if scope else None)
         planned = queries.plan(given, self._kind, queries.Order("created", descending=True))
@@ -127,7 +129,7 @@ class _Sync:
 
     def _decide_burial(self, subject: Subject) -> Write | None:
         row, scope = subject.living, self._request.scope
-        if row is None or scope is None or row.keys.node != scope.node_id:
+        if row is None or scope is None or row.keys.node != scope.node_id or is_leased(row):
             return None
         return writes.bury(self._request, row, self._caller, self._store.moment())
 

@@ -1,25 +1,30 @@
-"""What a write does to a record: create, update, delete and one element of a sync.
+"""What a write does to a record: create, update, delete, emit and one element of a sync.
 
 Owns the decisions: each function takes the newest row and returns the row that should follow, or raises why not. Must
-not know engines, connections or other records; nothing here waits, and time comes in as a value.
+not know engines, connections or other records; nothing here waits, and time comes in as a value. Leases and the queue
+build on this file: leasing.py, ending.py.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
 
 from statesvc_client import patch
-from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, NotFound, StateError
+from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, LeaseLost, NotFound, StateError
 from statesvc_client.spelling import MANAGED
-from statesvc_client.wire import Create, Delete, Fields, Limits, Update
+from statesvc_client.wire import Create, Delete, Emit, Fields, Limits, Update
 from statesvc_client.wire import Write as WriteRequest
 
-from ..backends.port import Event, Keys, Row, Write
+from ..backends.port import LINK, Event, Keys, Row, Was, Write
 from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
-from .records import Times, encode, index_keys, spelled, spelled_path, users_own, without_secrets
+from .queueing import Times
 from .records import decode as decode_record
+from .records import encode, index_keys, spelled, spelled_path, users_own, without_secrets
 
 MOST_PATHS = 256
 """Paths an update may name: each copies the levels it walks through."""
@@ -30,6 +35,13 @@ class Caller(NamedTuple):
 
     said_hello: bool = False
     client: str = ""
+    name: str = ""
+    boot_id: str | None = None
+    admin: bool = False
+
+
+NOBODY = Caller(said_hello=True)
+"""Who the daemon itself is, when it writes on its own account."""
 
 
 class Moment(NamedTuple):
@@ -39,6 +51,11 @@ class Moment(NamedTuple):
     text: Callable[[int], str]
     new_uid: Callable[[], str]
     limits: Limits
+    random: Callable[[], float] = random.random
+    token_floor: int = 0
+    """Fencing tokens given out are above it."""
+    is_silent: Callable[[Row], bool] = lambda _: False
+    """Whether the holder of this row's lease gave no sign of life for its ttl."""
 
 
 class Subject(NamedTuple):
@@ -58,7 +75,14 @@ def living(row: Row | None) -> Row | None:
     return None if row is None or row.deleted else row
 
 
-def payload(request: Create | Update, kind: Kind) -> Fields | None:
+class CarriesRecord(Protocol):
+    """A request with fields for a record in it."""
+
+    job: Fields | None
+    record: Fields | None
+
+
+def payload(request: CarriesRecord, kind: Kind) -> Fields | None:
     """The fields a write carries, in their own spelling."""
     given = request.job if request.job is not None else request.record
     return None if given is None else spelled(kind, given)
@@ -71,19 +95,37 @@ def repeatable(request: WriteRequest) -> bool:
     return isinstance(request, Create)
 
 
+Move = Literal["step", "whole", "forced"]
+"""How a status may move: along one edge; to any state that can be reached, as a whole record may have moved several;
+or as the daemon itself decides."""
+
+OWN_EVENTS = frozenset({"created", "updated", "status", "deleted", "claimed", "released", "lapsed", "left"})
+"""Types of events the daemon writes; a client's own have other names."""
+
+
 # --- create --------------------------------------------------------------------------------------------------------
 
 
 def create(request: Create, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
     if subject.living is not None:
         raise Exists(f"{subject.kind.name} already exists")
-    return _born(request, fields, subject, caller, moment)
+    return born(request, fields, subject, caller, moment)
 
 
-def _born(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
+def born(
+    request: WriteRequest | None,
+    fields: Fields,
+    subject: Subject,
+    caller: Caller,
+    moment: Moment,
+    *,
+    lease: Leased | None = None,
+) -> Write:
     """A new record. Its uid is new even where a tombstone lies; marks of the earlier life stay with the id."""
     kind = subject.kind
     record: Fields = {kind.id_field: subject.id, **users_own(kind, fields)}
+    if lease is not None:
+        lease.put_into(record)
     status = _status_of(kind, record)
     times = _birth_times(kind, fields, status, moment)
     record["uid"] = moment.new_uid()
@@ -94,7 +136,8 @@ def _born(request: WriteRequest, fields: Fields, subject: Subject, caller: Calle
     if times.completed is not None:
         record["completedAt"] = _shown(fields, "completedAt", times.completed, moment)
     record["updatedAt"] = moment.text(times.updated)
-    return _write(request, subject, record, times, Event("created", moment.now, None, status), caller, moment)
+    happened = Event("created", moment.now, None, status)
+    return written(request, subject, record, times, happened, caller, moment, token=lease.token if lease else None)
 
 
 def _birth_times(kind: Kind, fields: Fields, status: str | None, moment: Moment) -> Times:
@@ -117,18 +160,35 @@ def update(request: Update, fields: Fields, subject: Subject, caller: Caller, mo
     if request.if_revision is not None and request.if_revision != row.revision:
         raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
     own = users_own(subject.kind, fields)
-    after = _patched(request, own, decode_record(row.body), subject.kind, caller)
-    return _moved(request, row, after, subject, caller, moment, stepwise=caller.said_hello, given=own)
+    before = decode_record(row.body)
+    if request.token is not None:
+        check_token(row, before, request.token, moment)
+    after = _patched(request, own, before, subject.kind, caller)
+    return moved(request, row, after, subject, caller, moment, move="step" if caller.said_hello else "whole", given=own)
+
+
+def check_token(row: Row, record: Fields, token: int, moment: Moment) -> Fields:
+    """The lease a token stands for; one that is gone, another's or past its time is lost to whoever sent the token."""
+    lease: Fields | None = record.get("lease")
+    if lease is None:
+        raise LeaseLost(f"the lease with token {token} is gone: it was released, or it lapsed")
+    if lease["token"] != token:
+        raise LeaseLost(f"token {token} is not the newest: {lease['holder']} holds token {lease['token']}")
+    if moment.is_silent(row):
+        raise LeaseLost(f"the lease with token {token} lapsed: nothing was heard for {lease['ttl']:g} seconds")
+    return lease
 
 
 def _update_absent(request: Update, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
     """An upsert makes the record; so does an agent without hello whose create is still on its way."""
     with_status = subject.kind.lifecycle is not None and fields.get("status")
     overtook_its_create = not caller.said_hello and subject.row is None and with_status
+    if request.token is not None:
+        raise LeaseLost(f"the lease with token {request.token} is gone with its record")
     if request.if_revision or not (request.upsert or overtook_its_create):
         raise NotFound(f"{subject.kind.name} not found")
     made = _patched(request, users_own(subject.kind, fields), {}, subject.kind, caller)
-    return _born(request, {**made, **_birth_fields(fields)}, subject, caller, moment)
+    return born(request, {**made, **_birth_fields(fields)}, subject, caller, moment)
 
 
 def _birth_fields(fields: Fields) -> Fields:
@@ -151,18 +211,32 @@ def _patched(request: Update, own: Fields, before: Fields, kind: Kind, caller: C
     return after
 
 
-def _moved(
-    request: WriteRequest,
+class Leased(NamedTuple):
+    """A lease just given out, on its way into a record."""
+
+    token: int
+    lease: Fields
+    expires_at: str
+
+    def put_into(self, record: Fields) -> None:
+        record["lease"], record["expiresAt"] = self.lease, self.expires_at
+
+
+def moved(
+    request: WriteRequest | None,
     row: Row,
     after: Fields,
     subject: Subject,
     caller: Caller,
     moment: Moment,
     *,
-    stepwise: bool,
+    move: Move,
     given: Fields,
+    event: str | None = None,
+    token: int | None = None,
 ) -> Write:
-    """The next revision of a living record, its status checked against the lifecycle."""
+    """The next revision of a living record, its status checked against the lifecycle. `event` says what to call it,
+    `token` is a fencing token just given out."""
     kind, keys = subject.kind, row.keys
     old = keys.status
     new = _status_of(kind, after)
@@ -171,18 +245,25 @@ def _moved(
     times = Times(keys.created, max(moment.now, keys.updated), keys.started, keys.completed)
     times.started = _first_given(times.started, given, "startedAt")
     times.completed = _first_given(times.completed, given, "completedAt")
-    event = Event("updated", moment.now)
+    happened = Event(event or "updated", moment.now)
     if new != old:
-        _check_transition(kind, old, new, stepwise=stepwise)
+        _check_transition(kind, old, new, move)
+        _leave(kind, old, new, times)
         _enter(kind, new, given, times, moment)
-        event = Event("status", moment.now, old, new)
+        happened = Event(event or "status", moment.now, old, new)
     after["revision"] = row.revision + 1
     after["updatedAt"] = moment.text(times.updated)
-    if times.started is not None and keys.started is None:
-        after["startedAt"] = _shown(given, "startedAt", times.started, moment)
-    if times.completed is not None and keys.completed is None:
-        after["completedAt"] = _shown(given, "completedAt", times.completed, moment)
-    return _write(request, subject, after, times, event, caller, moment)
+    _show_time(after, "startedAt", keys.started, times.started, given, moment)
+    _show_time(after, "completedAt", keys.completed, times.completed, given, moment)
+    return written(request, subject, after, times, happened, caller, moment, token=token)
+
+
+def _show_time(after: Fields, name: str, known: int | None, at: int | None, given: Fields, moment: Moment) -> None:
+    """Put a time into the record as text, where it is not there as it is; take it out where it no longer holds."""
+    if at is None:
+        after.pop(name, None)
+    elif at != known:
+        after[name] = _shown(given, name, at, moment)
 
 
 def _shown(given: Fields, name: str, at: int, moment: Moment) -> str:
@@ -211,17 +292,28 @@ def _status_of(kind: Kind, record: Fields) -> str | None:
     return known
 
 
-def _check_transition(kind: Kind, old: str | None, new: str | None, *, stepwise: bool) -> None:
+def _check_transition(kind: Kind, old: str | None, new: str | None, move: Move) -> None:
     """A step follows the lifecycle's edges; a whole record may have moved several of them."""
     lifecycle = kind.lifecycle
-    if lifecycle is None or old is None or new is None:
+    if lifecycle is None or old is None or new is None or move == "forced":
         return
-    ahead = lifecycle.edges[old] if stepwise else lifecycle.reachable[old]
+    ahead = lifecycle.edges[old] if move == "step" else lifecycle.reachable[old]
     if new in ahead:
         return
-    if old in lifecycle.terminal:
+    if not ahead:
         raise InvalidTransition(f"{old} is final; it does not become {new}")
     raise InvalidTransition(f"{old} does not become {new}; from {old}: {' '.join(sorted(ahead))}")
+
+
+def _leave(kind: Kind, old: str | None, new: str | None, times: Times) -> None:
+    """A record that begins anew, or goes back to its queue, forgets when it started and ended."""
+    lifecycle = kind.lifecycle
+    if lifecycle is None or new is None:
+        return
+    if old in lifecycle.terminal and new not in lifecycle.terminal:
+        times.started = times.completed = None
+    elif lifecycle.queue is not None and new in lifecycle.queue.claimable and old not in (None, *lifecycle.unstarted):
+        times.started = None
 
 
 def _enter(kind: Kind, status: str | None, given: Fields, times: Times, moment: Moment) -> None:
@@ -257,20 +349,23 @@ def delete(request: Delete, subject: Subject, caller: Caller, moment: Moment) ->
     return bury(request, row, caller, moment)
 
 
-def bury(request: WriteRequest, row: Row, caller: Caller, moment: Moment) -> Write:
-    """Leave a tombstone, so that a late write is recognised as one."""
+def bury(request: WriteRequest | None, row: Row, caller: Caller, moment: Moment) -> Write:
+    """Leave a tombstone, so that a late write is recognised as one. It keeps its last status for those that depend on
+    it, and its token for those that claim the id again."""
     revision = row.revision + 1
     tombstone = Row(
         kind=row.kind,
         id=row.id,
         uid=row.uid,
         revision=revision,
-        keys=Keys(created=row.keys.created, updated=max(moment.now, row.keys.updated)),
+        keys=Keys(created=row.keys.created, updated=max(moment.now, row.keys.updated), status=row.keys.status),
         body=b"",
         marks=_marked(request, row, revision, caller, moment),
         deleted=moment.now,
+        token=row.token,
     )
-    return Write(tombstone, row.stamp, Event("deleted", moment.now, row.keys.status, None))
+    was = Was(row.keys.node, row.keys.owner, _users_labels(row.keys))
+    return Write(tombstone, row.stamp, Event("deleted", moment.now, row.keys.status, None, was))
 
 
 def sync(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write | None:
@@ -279,7 +374,7 @@ def sync(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller
     if row is None:
         if subject.row is not None:
             raise NotFound(f"{subject.kind.name} was deleted; create it to have it again")
-        return _born(request, fields, subject, caller, moment)
+        return born(request, fields, subject, caller, moment)
     seen = fields.get("revision")
     before = decode_record(row.body)
     after = {**before, **users_own(subject.kind, fields)}
@@ -290,13 +385,34 @@ def sync(request: WriteRequest, fields: Fields, subject: Subject, caller: Caller
         return None
     if isinstance(seen, int) and seen < row.revision and fields.get("uid") == row.uid:
         raise conflict(row, f"revision is {row.revision}, the one sent is older: {seen}")
-    return _moved(request, row, after, subject, caller, moment, stepwise=False, given=fields)
+    return moved(request, row, after, subject, caller, moment, move="whole", given=fields)
 
 
 def _brings_times(row: Row, fields: Fields) -> bool:
     """Whether a sync tells when a record started or ended, which was not known yet."""
     started = row.keys.started is None and clock.given(fields.get("startedAt"))
     return started or (row.keys.completed is None and clock.given(fields.get("completedAt")))
+
+
+# --- emit ----------------------------------------------------------------------------------------------------------
+
+
+def emit(request: Emit, subject: Subject, caller: Caller, moment: Moment) -> Write:
+    """An event of the client's own, committed like a change: the record's next revision."""
+    row = subject.living
+    if row is None:
+        raise NotFound(f"{subject.kind.name} not found")
+    told = request.event
+    if told.type in OWN_EVENTS:
+        raise BadRequest(f"events of type {told.type} are written by the daemon; choose another type")
+    data = None if told.data is None else msgspec.json.encode(told.data)
+    if len(data or b"") + len(told.message or "") > moment.limits.record_bytes:
+        raise BadRequest(f"the event would take more than {moment.limits.record_bytes} bytes, which is the limit")
+    write = moved(
+        request, row, decode_record(row.body), subject, caller, moment, move="step", given={}, event=told.type
+    )
+    happened = Event(told.type, moment.now, message=told.message, data=data)
+    return write._replace(event=happened)
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -306,30 +422,53 @@ def conflict(row: Row, text: str) -> StateError:
     return Conflict(text, record=without_secrets(row.body))
 
 
-def _write(
-    request: WriteRequest,
+def written(
+    request: WriteRequest | None,
     subject: Subject,
     record: Fields,
     times: Times,
-    event: Event,
+    happened: Event,
     caller: Caller,
     moment: Moment,
+    *,
+    token: int | None = None,
 ) -> Write:
+    """The write that makes `record` the newest revision."""
+    before = subject.row
     revision = record["revision"]
     row = Row(
         kind=subject.kind.name,
         id=subject.id,
         uid=record["uid"],
         revision=revision,
-        keys=index_keys(record, times),
+        keys=index_keys(subject.kind, record, times, before, moment.now),
         body=encode(record, moment.limits.record_bytes),
-        marks=_marked(request, subject.row, revision, caller, moment),
+        marks=_marked(request, before, revision, caller, moment),
+        token=token or (0 if before is None else before.token),
     )
-    return Write(row, None if subject.row is None else subject.row.stamp, event)
+    if before is None:
+        return Write(row, None, happened)
+    return Write(row, before.stamp, _with_what_was(happened, before, row))
 
 
-def _marked(request: WriteRequest, row: Row | None, revision: int, caller: Caller, moment: Moment) -> bytes:
+def _with_what_was(happened: Event, before: Row, after: Row) -> Event:
+    """Whoever follows through a filter must be told when a record leaves it."""
+    old, new = before.keys, after.keys
+    if before.deleted or (
+        old.node == new.node
+        and old.owner == new.owner
+        and (old.labels == new.labels or _users_labels(old) == _users_labels(new))
+    ):
+        return happened
+    return msgspec.structs.replace(happened, was=Was(old.node, old.owner, _users_labels(old)))
+
+
+def _users_labels(keys: Keys) -> tuple[tuple[str, str], ...]:
+    return tuple(label for label in keys.labels if label[0] != LINK) if keys.labels else ()
+
+
+def _marked(request: WriteRequest | None, row: Row | None, revision: int, caller: Caller, moment: Moment) -> bytes:
     stored = b"" if row is None else row.marks
-    if not caller.client:
+    if request is None or not caller.client:
         return stored
     return marks.with_write(stored, caller.client, request, revision, moment.limits.marks_clients)

@@ -85,7 +85,8 @@ def test_a_state_that_was_deleted_is_made_again_from_the_log(folder, data, kept,
 def test_a_state_that_was_set_back_is_brought_up_to_the_log(folder, data, kept):
     replace(put(kept.closed, data), "state.db", kept.early)
     daemon = assert_all_there(folder, kept)
-    assert 0 < daemon.events("log_replayed")[0]["entries"] < 100
+    # It lacks what was safely in it. Whether it is whole otherwise cannot be told, so it is made again.
+    assert daemon.events("state_made_again")
 
 
 # --- the log cannot ------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ async def revisions_out_of_order(engine: SqliteEngine) -> list[str]:
     """Entries of the log that do not follow the one before them of the same record."""
     newest: dict[tuple[str, str], tuple[str, int]] = {}
     found: list[str] = []
-    for _, _, row in await engine.read_log(0, 10_000_000):
+    for _, _, row in await engine.read_log("", 10_000_000):
         before = newest.get(row.key)
         follows = row.revision == 1 if before is None or before[0] != row.uid else row.revision == before[1] + 1
         if not follows:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from statesvc.backends.sqlite.opening import Paths
+from statesvc.backends.sqlite.paths import Paths
 from statesvc.config.model import leaves
 from tests.daemon.harness import ROOT, environment, until
 

@@ -6,10 +6,10 @@ Owns which commit fails and how. Must not know rules; what is stored and read is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from statesvc.backends.port import Engine, Key, LogEntry, Query, Result, Row, Unit
+from statesvc.backends.port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Unit
 from statesvc_client.errors import StateError
 
 
@@ -80,11 +80,35 @@ class FaultyEngine(Engine):
             await self.real.commit(batch)
         raise fault.error
 
-    async def position(self) -> int:
+    async def kinds(self) -> list[str]:
+        return await self.real.kinds()
+
+    async def position(self) -> Cursor:
         return await self.real.position()
 
-    async def read_log(self, after: int, limit: int) -> list[LogEntry]:
+    async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
         return await self.real.read_log(after, limit)
+
+    async def log_grew(self, after: Cursor, seconds: float) -> None:
+        await self.real.log_grew(after, seconds)
+
+    async def history(self, key: Key, after: Cursor, limit: int) -> list[LogEntry]:
+        return await self.real.history(key, after, limit)
+
+    async def compact(self, keep: LogKept) -> bool:
+        return await self.real.compact(keep)
+
+    async def dump(self) -> Dump:
+        return await self.real.dump()
+
+    async def load(self, rows: AsyncIterator[list[Row]]) -> None:
+        await self.real.load(rows)
 
     async def check(self) -> list[str]:
         return await self.real.check()
+
+    async def repair(self) -> list[str]:
+        return await self.real.repair()
+
+    def measures(self) -> dict[str, int]:
+        return self.real.measures()

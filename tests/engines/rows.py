@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from statesvc.backends.port import Engine, Event, Keys, Result, Row, Unit, Write
+from msgspec.structs import replace
+
+from statesvc.backends.port import REMOVED, Engine, Event, Key, Keys, LogEntry, Result, Row, Unit, Write
 
 
 def row(id: str, *, kind: str = "job", uid: str = "", revision: int = 1, deleted: int = 0, **keys: Any) -> Row:
@@ -31,13 +33,24 @@ def buried(before: Row) -> Write:
     return Write(gone, before.stamp, Event("deleted", 3))
 
 
+def hidden(before: Row, **changed: Any) -> Write:
+    """A write nobody is told of: the row replaced in place, fields or index keys of it."""
+    of_row = {name: changed.pop(name) for name in ("body", "marks", "token") if name in changed}
+    return Write(replace(before, keys=replace(before.keys, **changed), **of_row), before.stamp, None)
+
+
+def removed(before: Row) -> Write:
+    """The write that takes a row out for good."""
+    return Write(replace(before, deleted=REMOVED), before.stamp, None)
+
+
 async def commit(engine: Engine, batch: Sequence[Unit]) -> list[Result]:
     """The true outcome of each unit: what is answered `unknown` is read back, and sent again if it is not there."""
     results = await engine.commit(batch)
     for place, unit in enumerate(batch):
         while results[place] == "unknown":
             stored = await engine.get([write.row.key for write in unit])
-            if stored == [write.row for write in unit]:
+            if stored == [None if write.row.deleted == REMOVED else write.row for write in unit]:
                 results[place] = "applied"
             else:
                 [results[place]] = await engine.commit([unit])
@@ -50,3 +63,11 @@ async def fill(engine: Engine, rows: Iterable[Row]) -> list[Row]:
     results = await commit(engine, [(Write(each, None, Event("created", 1)),) for each in kept])
     assert set(results) <= {"applied"}
     return kept
+
+
+def by_record(log: Iterable[LogEntry]) -> dict[Key, list[tuple[Event, Row]]]:
+    """What the log tells of each record: the part of its order that every engine promises."""
+    told: dict[Key, list[tuple[Event, Row]]] = {}
+    for entry in log:
+        told.setdefault(entry.row.key, []).append((entry.event, entry.row))
+    return told

@@ -41,6 +41,8 @@ async def start(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
     yield start
     problems: list[str] = []
     for daemon in started:
+        if daemon.ended:
+            continue
         await daemon.store.commits.settled()
         problems += await daemon.engine.check()
         assert await daemon.stop() == 0

@@ -74,7 +74,7 @@ class Talker:
         self.seq += 1
         return await self.ask(op, seq=self.seq, floor=self.seq, **fields)
 
-    async def hello(self, client: str | None = None, **fields: Any) -> Json:
+    async def hello(self, client: str | None = None, /, **fields: Any) -> Json:
         named = {} if client is None else {"client": client}
         return await self.ok("hello", **named, **fields)
 
@@ -101,6 +101,7 @@ class Daemon:
         self.store = self.server._store
         self._socket = settings.socket
         self._talkers: list[Talker] = []
+        self.ended = False
         self._task: asyncio.Task[int] | None = None
 
     async def start(self) -> Self:
@@ -120,10 +121,10 @@ class Daemon:
         self._talkers.append(Talker(reader, writer))
         return self._talkers[-1]
 
-    async def client(self, name: str | None = "client", **fields: Any) -> Talker:
+    async def client(self, client: str | None = "client", /, **fields: Any) -> Talker:
         """A new connection that has said hello."""
         talker = await self.talker()
-        await talker.hello(name, **fields)
+        await talker.hello(client, **fields)
         return talker
 
     async def caught_up(self) -> None:
@@ -136,6 +137,7 @@ class Daemon:
             await talker.close()
         assert self._task is not None
         self.server._signalled("the test is over")
+        self.ended = True
         return await asyncio.wait_for(self._task, PATIENCE)
 
 

@@ -191,7 +191,7 @@ async def test_a_resend_whose_mark_was_pushed_out_is_never_applied_however_late_
             return super().now() + 10 * 366 * 86_400 * SECOND
 
     client = await pushed_out(daemon)
-    daemon.store._clock = Later()
+    daemon.store.clock = Later()
     before = (await client.ok("get", jobId="a"))["job"]
     reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=1, again=True)
     assert reply["outcome"] == "unknown"

@@ -35,7 +35,8 @@ def test_there_is_a_kept_store_of_the_newest_formats():
 @pytest.mark.parametrize("with_state", [True, False], ids=["as it is", "state made again"])
 async def test_a_kept_store_opens_and_shows_its_records(kept, with_state):
     if not with_state:
-        (kept / "state.db").unlink()
+        for file in kept.glob("state.*"):
+            file.unlink()
     expected = json.loads((kept / "records.json").read_text())
     engine = SqliteEngine(kept)
     await engine.open()
@@ -50,8 +51,20 @@ async def test_a_kept_store_opens_and_shows_its_records(kept, with_state):
         assert buried is not None
         assert buried.deleted
         assert await engine.check() == []
+        assert await told(engine) == {"job-2": ["created", "updated"], "job-4": ["created", "deleted"], "job-5": []}
+        (leased,) = await engine.query(Query(kind="volume", limit=10, term=("label:", "leased")))
+        assert (leased.id, leased.token) == ("vol-1", 3)
+        assert engine.peek(("job", "job-5")) is None
     finally:
         await engine.close()
+
+
+async def told(engine: SqliteEngine) -> dict[str, list[str]]:
+    """What the history of some records says."""
+    return {
+        name: [entry.event.type for entry in await engine.history(("job", name), "", 10)]
+        for name in ("job-2", "job-4", "job-5")
+    }
 
 
 async def test_a_kept_store_still_knows_which_writes_it_has_taken(kept):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine
+from statesvc.backends.sqlite import SqliteEngine
 from statesvc.store.clock import Clock
 from statesvc.store.listing import list_records
 from statesvc.store.records import decode
@@ -80,6 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.loop.run_until_complete(self.store.stop())
         assert self.loop.run_until_complete(self.engine.check()) == []
+        self.loop.run_until_complete(self.engine.close())
         self.loop.close()
 
     # --- doing -------------------------------------------------------------------------------------------------------
@@ -258,12 +262,26 @@ class WeakStoreMachine(StoreMachine):
         return WeakEngine(WeakStorage(seed=1, unknown=0.3))
 
 
+class SqliteStoreMachine(StoreMachine):
+    """The same on files."""
+
+    def make_engine(self) -> Engine:
+        self.folder = tempfile.TemporaryDirectory()
+        return SqliteEngine(Path(self.folder.name) / "data", durability="os")
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
 _settings = settings(
     max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 
 
-@pytest.mark.parametrize("machine", [StoreMachine, WeakStoreMachine], ids=["memory", "weak"])
+@pytest.mark.parametrize(
+    "machine", [StoreMachine, SqliteStoreMachine, WeakStoreMachine], ids=["memory", "sqlite", "weak"]
+)
 def test_any_sequence_of_writes_ends_where_the_model_ends(machine: type[StoreMachine]):
     from hypothesis.stateful import run_state_machine_as_test
 

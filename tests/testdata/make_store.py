@@ -11,6 +11,9 @@ import json
 import sys
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from statesvc.backends.port import REMOVED, Event, Keys, Row, Write
 from statesvc.backends.sqlite import SqliteEngine
 from statesvc.store.clock import Clock
 from statesvc.store.store import Store
@@ -45,16 +48,33 @@ async def make(folder: Path) -> None:
     store.write_now(Delete(job_id="job-4", seq=6), AGENT)
     store.write_now(Create(kind="volume", record={"id": "vol-1", "size": 10}, seq=7), AGENT)
     await store.stop()
+    await leave_quiet_traces(engine)
     await engine.close()
+
+
+async def leave_quiet_traces(engine: SqliteEngine) -> None:
+    """A write nobody was told of, and a record that was removed for good."""
+    volume = engine.peek(("volume", "vol-1"))
+    assert volume is not None
+    keys = Keys(1, 1, "QUEUED", due=2, ready="5", labels=(("", "leased"),))
+    passing = Row("job", "job-5", "uid-5", 1, keys, b"{}")
+    batch = (
+        Write(replace(volume, token=3, keys=replace(volume.keys, labels=(("", "leased"),))), volume.stamp, None),
+        Write(passing, None, Event("created", 1)),
+        Write(replace(passing, deleted=REMOVED), passing.stamp, None),
+    )
+    for write in batch:
+        assert await engine.commit([(write,)]) == ["applied"]
 
 
 async def records(folder: Path) -> list[dict[str, object]]:
     """What is in it, tombstones left out, in the order of the log."""
     engine = SqliteEngine(folder)
     await engine.open()
-    newest = {entry.row.key: entry.row for entry in await engine.read_log(0, 1000)}
+    keys = dict.fromkeys(entry.row.key for entry in await engine.read_log("", 1000))
+    rows = await engine.get(list(keys))
     await engine.close()
-    return [json.loads(row.body) for row in newest.values() if not row.deleted]
+    return [json.loads(row.body) for row in rows if row is not None and not row.deleted]
 
 
 def main() -> None:
@@ -62,7 +82,7 @@ def main() -> None:
     asyncio.run(make(folder))
     text = json.dumps(asyncio.run(records(folder)), indent=2, ensure_ascii=False)
     (folder / "records.json").write_text(text + "\n")
-    for left in ("lock", "log.db-wal", "log.db-shm", "state.db-wal", "state.db-shm"):
+    for left in ("lock", "log.db-wal", "log.db-shm", "state.db-wal", "state.db-shm"):  # made again at a start
         (folder / left).unlink(missing_ok=True)
 
 

@@ -9,18 +9,42 @@ from msgspec import UNSET, Raw
 from statesvc_client import wire
 from statesvc_client.wire import (
     Acked,
+    Cancel,
+    Check,
+    Claim,
     Create,
     Delete,
+    Emit,
+    EventLine,
     Get,
+    Happening,
+    Health,
     Hello,
+    History,
+    Lease,
     Limits,
     List,
     Ping,
+    Progress,
+    ProgressLine,
     Rejected,
+    Release,
+    Renew,
     Reply,
+    Restore,
+    Result,
+    Retry,
     Scope,
+    Snapshot,
+    Stats,
+    Stuck,
     Sync,
+    Told,
+    Txn,
+    Unwatch,
     Update,
+    Verdict,
+    Watch,
     decode_reply,
     decode_request,
     encode_line,
@@ -78,11 +102,50 @@ REQUESTS = [
         b'{"op":"sync","jobs":[{"uuid":"a"}],"mode":"replace","scope":{"nodeId":"n"}}',
         Sync(jobs=[{"uuid": "a"}], mode="replace", scope=Scope("n")),
     ),
+    (
+        b'{"op":"txn","ops":[{"op":"create","kind":"kv","record":{"id":"a"}},{"op":"delete","jobId":"j"}],"seq":4}',
+        Txn(ops=[Create(kind="kv", record={"id": "a"}), Delete(job_id="j")], seq=4),
+    ),
+    (
+        b'{"op":"claim","filter":{"labels":{"gpu":"a"}},"holder":"w","ttl":30,"limit":2,"wait":5,"seq":1}',
+        Claim(filter={"labels": {"gpu": "a"}}, holder="w", ttl=30.0, limit=2, wait=5.0, seq=1),
+    ),
+    (
+        b'{"op":"claim","kind":"lock","id":"l","holder":"w","ttl":0.5,"hold":2,"record":{"info":1}}',
+        Claim(kind="lock", id="l", holder="w", ttl=0.5, hold=2.0, record={"info": 1}),
+    ),
+    (b'{"op":"renew","jobId":"j","token":3,"job":{"progress":5}}', Renew(job_id="j", token=3, job={"progress": 5})),
+    (
+        b'{"op":"release","jobId":"j","token":3,"status":"FAILED","delay":1.5}',
+        Release(job_id="j", token=3, status="FAILED", delay=1.5),
+    ),
+    (b'{"op":"cancel","jobId":"j"}', Cancel(job_id="j")),
+    (b'{"op":"retry","jobId":"j","seq":2}', Retry(job_id="j", seq=2)),
+    (
+        b'{"op":"emit","jobId":"j","event":{"type":"trace","message":"m","data":{"a":[1]}}}',
+        Emit(job_id="j", event=Told("trace", "m", {"a": [1]})),
+    ),
+    (b'{"op":"history","jobId":"j","after":"e.1","limit":5}', History(job_id="j", after="e.1", limit=5)),
+    (
+        b'{"op":"watch","requestId":"w","filter":{"status":"RUNNING"}}',
+        Watch(request_id="w", filter={"status": "RUNNING"}),
+    ),
+    (b'{"op":"unwatch","watch":"w"}', Unwatch(watch="w")),
+    (b'{"op":"stats","by":"nodeId","filter":{}}', Stats(by="nodeId", filter={})),
+    (b'{"op":"stuck","kind":"operation","seconds":60}', Stuck(kind="operation", seconds=60.0)),
+    (b'{"op":"health"}', Health()),
+    (b'{"op":"snapshot","path":"a.snapshot","progress":true}', Snapshot(path="a.snapshot", progress=True)),
+    (b'{"op":"restore","path":"a.snapshot"}', Restore(path="a.snapshot")),
+    (b'{"op":"check","repair":true}', Check(repair=True)),
     # Spelling is forgiven, what is not known is ignored, space is space.
     (b'{"OP":"get","JOBID":"j","RequestID":"r","whatever":[1,{}]}', Get(job_id="j", request_id="r")),
     (b' {\t"op" : "get" , "jobid":"j"}\r', Get(job_id="j")),
     (b'{"Op":"update","JobId":"j","Job":{"Status":"RUNNING"},"IFREVISION":1}', None),
     (b'{"op":"ping","job":5,"jobs":"x"}', Ping()),
+    (
+        b'{"op":"txn","Ops":[{"OP":"delete","JobID":"j","more":1}]}',
+        Txn(ops=[Delete(job_id="j")]),
+    ),
 ]
 
 
@@ -152,6 +215,42 @@ REPLIES = [
     ),
     (Acked(acked=12), b'{"acked":12,"success":true}\n'),
     (
+        Reply(request_id="r", success=True, lease=Lease(holder="w", token=2, ttl=1.5, beat=3), cancel_requested=True),
+        (
+            b'{"requestId":"r","success":true,"lease":{"holder":"w","token":2,"ttl":1.5,"beat":3},'
+            b'"cancelRequested":true}\n'
+        ),
+    ),
+    (
+        EventLine(
+            "w",
+            Happening(
+                cursor="e.7",
+                type="status",
+                kind="job",
+                id="j",
+                revision=2,
+                at="t",
+                from_="QUEUED",
+                to="RUNNING",
+                record=Raw(b'{"uuid":"j"}'),
+            ),
+        ),
+        (
+            b'{"requestId":"w","event":{"cursor":"e.7","type":"status","kind":"job","id":"j","revision":2,"at":"t",'
+            b'"from":"QUEUED","to":"RUNNING","record":{"uuid":"j"}}}\n'
+        ),
+    ),
+    (ProgressLine("s", Progress(5, 10)), b'{"requestId":"s","progress":{"done":5,"total":10}}\n'),
+    (
+        Reply(request_id="h", success=True, live=True, ready=False, checks=[Verdict(name="engine", verdict="fail")]),
+        b'{"requestId":"h","success":true,"live":true,"ready":false,"checks":[{"name":"engine","verdict":"fail"}]}\n',
+    ),
+    (
+        Reply(request_id="t", success=True, results=[Result(job=Raw(b"{}")), Result()]),
+        b'{"requestId":"t","success":true,"results":[{"job":{}},{}]}\n',
+    ),
+    (
         Reply(
             request_id="r",
             success=True,
@@ -180,7 +279,7 @@ def test_a_reply_encodes_to_these_bytes(reply: object, line: bytes):
 def test_a_client_reads_every_line_a_daemon_writes(line: bytes):
     read = decode_reply(line)
     plain = msgspec.json.decode(line)
-    assert read.success is plain["success"]
+    assert read.success is plain.get("success", True)
     assert read.request_id == plain.get("requestId", "")
     assert read.acked == plain.get("acked")
     for name in ("code", "outcome", "revision", "error", "seq"):
@@ -199,11 +298,18 @@ def test_what_a_client_encodes_decodes_to_the_same_request(request_: wire.Reques
 
 
 def test_the_op_table_names_every_op_once():
-    assert set(wire.OPS) == {"ping", "hello", "create", "update", "delete", "get", "list", "sync"}
+    ops = """
+        ping hello create update delete get list sync txn claim renew release cancel retry emit history watch unwatch
+        stats stuck health snapshot restore check sweep freeze thaw
+    """
+    assert list(wire.OPS) == ops.split()
     for op, cls in wire.OPS.items():
-        assert cls().op == op
+        assert cls.__struct_config__.tag == op
         assert cls.purpose
-    assert {op for op, cls in wire.OPS.items() if cls.writes} == {"create", "update", "delete", "sync"}
+    writes = "create update delete sync txn claim renew release cancel retry emit restore"
+    assert {op for op, cls in wire.OPS.items() if cls.writes} == set(writes.split())
+    admin = "snapshot restore check sweep freeze thaw"
+    assert {op for op, cls in wire.OPS.items() if cls.admin} == set(admin.split())
 
 
 def test_every_code_an_op_may_answer_with_is_a_code_of_the_tree():

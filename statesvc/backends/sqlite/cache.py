@@ -6,9 +6,11 @@ generation has taken half of the room the old one is dropped, and what is still 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 
-from ..port import Key, Row
+from ..port import REMOVED, Key, Keys, LogEntry, Row
+from .log import Change
 
 OVERHEAD_BYTES = 600
 """What a cached row costs beside its body: the objects around it, measured."""
@@ -18,27 +20,74 @@ def cost(row: Row | None) -> int:
     return OVERHEAD_BYTES if row is None else OVERHEAD_BYTES + len(row.body) + len(row.marks)
 
 
-class Waiting:
-    """Committed rows on their way into the state, the newest of each record."""
+def present(row: Row | None) -> Row | None:
+    """The row, unless it says that it was removed."""
+    return None if row is None or row.deleted == REMOVED else row
 
-    __slots__ = ("bytes", "entries", "relabel", "rows", "since")
+
+class Waiting:
+    """Committed changes on their way into the state: the newest row of each record, and where the log has the rest."""
+
+    __slots__ = ("_batches", "before", "bytes", "entries", "removed", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[Key, Row] = {}
-        self.relabel: set[Key] = set()
-        """Records whose labels changed: most writes leave them alone, and so the label index."""
+        """Those that are to be removed stand here as such."""
+        self.removed: dict[Key, int] = {}
+        """Records that were removed, some of them made again since, and the position of that."""
+        self.before: dict[Key, Keys | None] = {}
+        """What the state finds each record by, where that is known; None for one it does not have."""
         self.entries = 0
         self.bytes = 0
-        self.since = 0.0
+        self._batches: list[tuple[int, Sequence[Change], Sequence[Key]]] = []
 
-    def take(self, rows: Iterable[Row], relabel: set[Key], now: float) -> None:
-        if not self.rows:
-            self.since = now
-        for row in rows:
-            self.rows[row.key] = row
-            self.bytes += cost(row)
-            self.entries += 1
-        self.relabel |= relabel
+    def know(self, keys: Sequence[Key], stored: Sequence[Row | None]) -> None:
+        """What the batch that is taken next replaces: the state is then spared what stays the same."""
+        rows, before = self.rows, self.before
+        for key, row in zip(keys, stored, strict=True):
+            if key not in rows and key not in before and (row is None or not row.deleted):
+                before[key] = None if row is None else row.keys
+
+    def take(self, first: int, changes: Sequence[Change], keys: Sequence[Key] | None = None) -> int:
+        """Take over a batch whose first entry has this position; returns what it costs in bytes."""
+        if keys is None:
+            keys = [change.row.key for change in changes]
+        rows, size = self.rows, 0
+        for position, key, change in zip(count(first), keys, changes, strict=False):
+            row = change.row
+            rows[key] = row
+            size += OVERHEAD_BYTES + len(row.body) + len(row.marks)
+            if row.deleted == REMOVED:
+                self.removed[key] = position
+                self.before[key] = None
+        self.bytes += size
+        self.entries += len(changes)
+        self._batches.append((first, changes, keys))
+        return size
+
+    def present(self) -> dict[Key, Row]:
+        """The newest rows, without those that are to be removed."""
+        return {key: row for key, row in self.rows.items() if row.deleted != REMOVED} if self.removed else self.rows
+
+    def known(self) -> Mapping[Key, Row | None]:
+        """The newest row of each record, None for those that are to be removed."""
+        return {key: present(row) for key, row in self.rows.items()} if self.removed else self.rows
+
+    def told(self) -> Iterator[tuple[int, Key]]:
+        """Where in the log the entries are that make up the history of records."""
+        removed = self.removed
+        for first, changes, keys in self._batches:
+            for position, key, change in zip(count(first), keys, changes, strict=False):
+                if change.event is not None and (not removed or position > removed.get(key, 0)):
+                    yield position, key
+
+    def entries_of(self, key: Key) -> Iterator[LogEntry]:
+        """What is told of one record since it was last removed."""
+        removed = self.removed.get(key, 0)
+        for first, changes, keys in self._batches:
+            for position, each, change in zip(count(first), keys, changes, strict=False):
+                if each == key and change.event is not None and position > removed:
+                    yield LogEntry(str(position), change.event, change.row)
 
 
 class RowCache:
@@ -66,8 +115,8 @@ class RowCache:
         if self._young_bytes > self._half:
             self._turn_over({}, 0)
 
-    def adopt(self, rows: dict[Key, Row], size: int) -> None:
-        """Take over many rows at once. A whole generation is adopted as it is: nothing is copied."""
+    def adopt(self, rows: Mapping[Key, Row | None], size: int) -> None:
+        """Take over many rows at once. What fills a whole generation becomes one."""
         if size * 4 < self._half:
             for key, row in rows.items():
                 self.put(key, row)
@@ -79,7 +128,7 @@ class RowCache:
             self._turn_over({}, 0)
             self._turn_over({}, 0)
 
-    def _turn_over(self, rows: dict[Key, Row], size: int) -> None:
+    def _turn_over(self, rows: Mapping[Key, Row | None], size: int) -> None:
         self._old = self._young
         self._young = dict(rows) if rows else {}
         self._young_bytes = size

@@ -13,47 +13,41 @@ Rows travel fresh -> applying -> cache. Looking one up goes the same way, then t
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import apsw
-import msgspec
 
-from statesvc_client.errors import Internal, NoSpace, StateError, Unavailable
+from statesvc_client.errors import Internal, NoSpace, Unavailable
 
 from ... import logs
-from ...process.errors import UnsafePath
 from ...process.locks import InstanceLock
-from ..ordering import Index, index_name, place_of
-from ..port import Engine, EngineBroken, Key, LogEntry, Query, Result, Row, Unit, Write
+from ..numbered import position_of
+from ..port import Cursor, Dump, Engine, EngineBroken, Key, LogEntry, LogKept, Query, Result, Row, Unit
 from . import watermark
-from .cache import RowCache, Waiting
+from .applying import DISK_FULL, Applying
+from .cache import RowCache, present
+from .checking import faults, problems
+from .compaction import Compaction
+from .dumping import OpenDump
 from .files import unreadable
-from .log import Change, End, read_entries
-from .opening import Files, Paths, open_files, problems
+from .folder import make_safe_folder
+from .judging import Judged, judge
+from .log import Change, End
+from .opening import SYNCHRONOUS, Files, open_files
+from .overlay import continued, laid_over, widened
+from .paths import Paths, size_with_wal
+from .reading import ReadableLog
+from .repairing import repaired
+from .restoring import Incoming, put_in_place
 from .state import StateReader
 from .watermark import Watermark
 from .workers import ReaderPool, Worker
 
 log = logs.get(__name__)
-
-APPLY_AT_ENTRIES = 4096
-"""Entries that are applied at once when they have gathered; fewer wait a quarter of the time bound."""
-
-MOST_WAITING_BYTES = 64 * 1024 * 1024
-"""Rows in memory that the state does not have yet, by their size; then commits wait, as they do for their number."""
-
-RETRY_SECONDS = 1.0
-"""Pause before the state is applied again after the disk was full."""
-
-DISK_FULL = "the disk is full: the write was not taken; free some space and send it again"
-
-SYNCHRONOUS = {"disk": "FULL", "os": "NORMAL"}
 
 
 class SqliteEngine(Engine):
@@ -79,19 +73,16 @@ class SqliteEngine(Engine):
         self._apply_entries = apply_entries
         self._apply_seconds = apply_seconds
         self._idle_seconds = idle_seconds
+        self._cache_bytes = cache_bytes
         self._cache = RowCache(cache_bytes)
-        self._fresh = Waiting()
-        self._applying = Waiting()
         self._committing = asyncio.Lock()
-        self._apply_under_way = False
-        self._apply_timer: asyncio.TimerHandle | None = None
-        self._applied_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._tending = asyncio.Lock()
+        """Held while something is done to the files as a whole."""
+        self._loading = asyncio.Lock()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._last_commit = 0.0
         self._marked = -1
         self._broken: EngineBroken | None = None
-        self._stuck = False
-        """The disk is full: the state cannot follow the log for now."""
         self._opening: asyncio.Future[Files] | None = None
         self._stopped = threading.Event()
         self._is_open = False
@@ -100,18 +91,7 @@ class SqliteEngine(Engine):
 
     def own(self) -> None:
         """Make the folder if need be, and be the only one in it."""
-        folder = self._paths.folder
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise UnsafePath(str(folder), f"the data folder cannot be made: {error.strerror}") from None
-        found = folder.lstat()
-        if not folder.is_dir() or folder.is_symlink():
-            raise UnsafePath(str(folder), "the data folder must be a folder, not a link to one")
-        if found.st_uid not in (os.geteuid(), 0):
-            raise UnsafePath(str(folder), f"the data folder belongs to uid {found.st_uid}")
-        if found.st_mode & 0o022:
-            raise UnsafePath(str(folder), "others may write to the data folder: chmod go-w")
+        make_safe_folder(self._paths.folder)
         if not self._lock.held:
             self._lock.acquire()
 
@@ -121,25 +101,36 @@ class SqliteEngine(Engine):
         opening = asyncio.to_thread(open_files, self._paths, SYNCHRONOUS[self.durability], self._stopped)
         self._opening = asyncio.ensure_future(opening)
         # A stop during a long replay cancels us, not the thread: close() waits for it before it gives up the folder.
-        self._files = await asyncio.shield(self._opening)
+        self._begin(await asyncio.shield(self._opening))
+
+    def _begin(self, files: Files) -> None:
+        self._files = files
+        self._opening = None
         self.epoch = self._files.log.epoch
         self._committed = self._files.log.end
         self._reader = StateReader(self._paths.state)
         self._committer = Worker("statesvc-commit")
         self._applier = Worker("statesvc-apply")
-        self._readers = ReaderPool(self._paths.state)
+        self._readers = ReaderPool(self._paths.state, StateReader)
+        self._log = ReadableLog(self._paths.log, self._committed.position, self._files.log.visible)
+        self._applying = Applying(
+            files.state, self._applier, self._committed,
+            most_entries=self._apply_entries, most_seconds=self._apply_seconds,
+            applied=lambda waiting: self._cache.adopt(waiting.known(), waiting.bytes), failed=self._break,
+        )  # fmt: skip
+        self._compaction = Compaction(files.log, files.state, self._paths, self._committer.run, self._applier.run)
         self._is_open = True
         self._watch_for_idleness()
 
     async def close(self) -> None:
         """Apply everything, note the end of the log, let go."""
-        for timer in (self._apply_timer, self._idle_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._is_open:
-            await self._close_files()
-            self._is_open = False
-        elif self._opening is not None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        async with self._tending:
+            if self._is_open:
+                await self._close_files()
+                self._is_open = False
+        if self._opening is not None:
             self._stopped.set()
             (files,) = await asyncio.gather(self._opening, return_exceptions=True)
             if isinstance(files, Files):
@@ -147,11 +138,13 @@ class SqliteEngine(Engine):
         self._lock.release()
 
     async def _close_files(self) -> None:
-        try:
-            if self._broken is None:
-                await self._everything_applied()
-        except StateError as problem:
-            log.warning("state_behind_at_close", why=problem.text)
+        await self._applying.everything()
+        if self._applying.entries:
+            log.warning("state_behind_at_close", entries=self._applying.entries)
+        self._applying.let_go()
+        for dump in list(self._files.state.long_readers):
+            dump.close()
+        self._log.close()
         self._readers.close()
         self._reader.close()
         for worker, finish in ((self._applier, self._close_state), (self._committer, self._close_log)):
@@ -190,9 +183,9 @@ class SqliteEngine(Engine):
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def peek(self, key: Key) -> Row | None:
-        row = self._fresh.rows.get(key) or self._applying.rows.get(key)
+        row = self._applying.row(key)
         if row is not None:
-            return row
+            return present(row)
         known, cached = self._cache.find(key)
         if known:
             return cached
@@ -212,13 +205,15 @@ class SqliteEngine(Engine):
 
     async def query(self, query: Query) -> list[Row]:
         await self._ready_for(query)
-        if not self._stuck:
+        if not self._applying.stuck:
             return await self._readers.run(lambda reader: reader.query(query))
-        return await self._query_both(query)
+        waiting = self._applying.rows()
+        stored = await self._readers.run(lambda reader: reader.query(widened(query, waiting)))
+        return laid_over(query, waiting, stored)
 
     async def count(self, query: Query) -> int:
         await self._ready_for(query)
-        if not self._stuck:
+        if not self._applying.stuck:
             return await self._readers.run(lambda reader: reader.count(query))
         return await super().count(query)
 
@@ -229,29 +224,46 @@ class SqliteEngine(Engine):
             await self._in_applier(lambda: self._files.state.make_index(query.sort))
         await self._everything_applied()
 
-    async def _query_both(self, query: Query) -> list[Row]:
-        """While the disk is full: what the state has, with what it could not take laid over it."""
-        waiting = {**self._applying.rows, **self._fresh.rows}
-        index = Index(index_name(query))
-        for row in waiting.values():
-            if row.kind == query.kind and not row.deleted:
-                index.add(row)
-        ahead = [waiting[query.kind, place[-1]] for place in islice(index.walk(query), query.limit)]
-        wider = msgspec.structs.replace(query, limit=query.limit + len(waiting))
-        stored = await self._readers.run(lambda reader: reader.query(wider))
-        rows = [row for row in stored if row.key not in waiting] + ahead
-        rows.sort(key=lambda row: place_of(row, query), reverse=query.descending)
-        return rows[: query.limit]
-
-    async def position(self) -> int:
-        return self._committed.position
-
-    async def read_log(self, after: int, limit: int) -> list[LogEntry]:
+    async def kinds(self) -> list[str]:
         self._check_usable()
-        try:
-            return await asyncio.to_thread(read_entries, self._paths.log, after, limit)
-        except apsw.Error as problem:
-            raise unreadable(self._paths.log, problem) from None
+        await self._everything_applied()
+        waiting = self._applying.kinds() if self._applying.stuck else set()
+        # While the disk is full, a kind whose last record is about to go is still named.
+        return sorted({*waiting, *await self._readers.run(lambda reader: reader.kinds())})
+
+    # --- the log ---------------------------------------------------------------------------------------------------
+
+    async def position(self) -> Cursor:
+        return self._log.position
+
+    async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
+        self._check_usable()
+        return await self._log.read(after, limit)
+
+    async def log_grew(self, after: Cursor, seconds: float) -> None:
+        self._check_usable()
+        await self._log.grew(after, seconds)
+
+    async def history(self, key: Key, after: Cursor, limit: int) -> list[LogEntry]:
+        self._check_usable()
+        position = max(position_of(after) or 0, self._files.log.start.position)
+        if self._applying.row(key) is not None:
+            await self._everything_applied()
+        if not self._applying.stuck:
+            return await self._stored_history(key, position, limit)
+        ahead, is_all = self._applying.history(key, position)
+        return continued([] if is_all else await self._stored_history(key, position, limit), ahead, limit)
+
+    async def _stored_history(self, key: Key, after: int, limit: int) -> list[LogEntry]:
+        while positions := await self._positions(key, after, limit):
+            if found := await self._log.at(positions):
+                return found
+            # All of these were cut a moment ago; there may be newer ones.
+            after = positions[-1]
+        return []
+
+    async def _positions(self, key: Key, after: int, limit: int) -> list[int]:
+        return await self._readers.run(lambda reader: reader.history(key, after, limit))
 
     async def _in_applier(self, work: Callable[[], Any]) -> None:
         try:
@@ -267,37 +279,22 @@ class SqliteEngine(Engine):
         # One after the other: a batch is judged on what the one before it left.
         async with self._committing:
             self._check_usable()
-            await self._room()
-            results, accepted, relabel = self._judge(batch)
-            if accepted:
-                changes = [Change(write.event, write.row) for write in accepted]
+            await self._applying.room()
+            self._check_usable()
+            judged = judge(batch, self.peek)
+            if judged.accepted:
+                changes = [Change(write.event, write.row) for write in judged.accepted]
                 self._committed = await self._append(changes)
                 # Only now: an apply that begins while the log is written must not look for rows not there yet.
-                self._last_commit = time.monotonic()
-                self._fresh.take((write.row for write in accepted), relabel, self._last_commit)
-                self._plan_apply()
+                self._take(changes, judged)
                 self._watch_for_idleness()
-        return results
+        return judged.results
 
-    def _judge(self, batch: Sequence[Unit]) -> tuple[list[Result], list[Write], set[Key]]:
-        """Which units meet a state that is still the one they were decided on, those before them included."""
-        staged: dict[Key, Row] = {}
-        accepted: list[Write] = []
-        relabel: set[Key] = set()
-        results: list[Result] = []
-        for unit in batch:
-            stored = [staged.get(write.row.key) or self.peek(write.row.key) for write in unit]
-            held = all(
-                (None if row is None else row.stamp) == write.expects for row, write in zip(stored, unit, strict=True)
-            )
-            results.append("applied" if held else "conflict")
-            if held:
-                accepted += unit
-                for row, write in zip(stored, unit, strict=True):
-                    staged[write.row.key] = write.row
-                    if _labels_differ(row, write.row):
-                        relabel.add(write.row.key)
-        return results, accepted, relabel
+    def _take(self, changes: list[Change], judged: Judged) -> None:
+        """Changes are committed: from here on everybody sees them."""
+        self._last_commit = time.monotonic()
+        size = self._applying.take(changes, judged.keys, judged.replaced, self._committed)
+        self._log.take(self._committed.position - len(changes) + 1, changes, size, self._files.log.visible)
 
     async def _append(self, changes: list[Change]) -> End:
         try:
@@ -312,96 +309,16 @@ class SqliteEngine(Engine):
     def _break(self, why: str) -> None:
         if self._broken is None:
             self._broken = EngineBroken(why)
-            self._wake_waiters(self._committed.position)
+            self._applying.let_go()
+            self._log.let_go()
             self.broke(self._broken)
-
-    # --- applying --------------------------------------------------------------------------------------------------
-
-    async def _room(self) -> None:
-        """Commits wait while the state is too far behind the log."""
-        while self._too_far_behind():
-            if self._stuck:
-                raise NoSpace(DISK_FULL)
-            self._start_apply()
-            await self._next_applied()
-
-    def _too_far_behind(self) -> bool:
-        fresh, applying = self._fresh, self._applying
-        if fresh.entries + applying.entries >= self._apply_entries:
-            return True
-        if fresh.bytes + applying.bytes >= MOST_WAITING_BYTES:
-            return True
-        late = bool(fresh.rows) and time.monotonic() - fresh.since > self._apply_seconds
-        return late and self._apply_under_way
-
-    def _plan_apply(self) -> None:
-        if self._fresh.entries >= APPLY_AT_ENTRIES or self._applied_waiters:
-            self._start_apply()
-        elif self._apply_timer is None:
-            self._apply_timer = self._loop.call_later(self._apply_seconds / 4, self._start_apply)
-
-    def _start_apply(self) -> None:
-        if self._apply_timer is not None:
-            self._apply_timer.cancel()
-            self._apply_timer = None
-        if self._apply_under_way or not self._fresh.rows or self._broken is not None:
-            return
-        self._apply_under_way = True
-        self._applying, self._fresh = self._fresh, Waiting()
-        self._loop.create_task(self._apply(self._applying, self._committed))
-
-    async def _apply(self, waiting: Waiting, upto: End) -> None:
-        rows, state = waiting.rows, self._files.state
-        while True:
-            try:
-                await asyncio.wrap_future(self._applier.submit(lambda: state.apply(rows, waiting.relabel, upto)))
-            except apsw.FullError:
-                # The log has it, so nothing is lost; reads see it in memory until there is space again.
-                log.warning("disk_full", file="state.db", behind=len(rows))
-                self._stuck = True
-                self._wake_waiters(self._committed.position)
-                await asyncio.sleep(RETRY_SECONDS)
-            except Exception as problem:  # noqa: BLE001 - whatever it is, the state can no longer follow
-                self._break(f"state.db failed: {problem}")
-                break
-            else:
-                self._stuck = False
-                self._cache.adopt(rows, waiting.bytes)
-                break
-        self._applied(upto)
-
-    def _applied(self, upto: End) -> None:
-        if self._broken is None:
-            self._applying = Waiting()
-        self._apply_under_way = False
-        self._wake_waiters(self._committed.position if self._broken is not None else upto.position)
-        if self._fresh.rows and self._broken is None:
-            self._plan_apply()
-
-    def _wake_waiters(self, upto: int) -> None:
-        waiters, self._applied_waiters = self._applied_waiters, []
-        for position, waiter in waiters:
-            if position > upto:
-                self._applied_waiters.append((position, waiter))
-            elif not waiter.done():
-                waiter.set_result(None)
-
-    async def _next_applied(self) -> None:
-        """Wait for the apply under way to end."""
-        await self._applied_at(0)
 
     async def _everything_applied(self) -> None:
         """Wait until the state has all that was committed before this call, or is known not to get it for now."""
-        if (self._fresh.rows or self._apply_under_way) and not self._stuck:
-            await self._applied_at(self._committed.position)
-
-    async def _applied_at(self, position: int) -> None:
-        self._check_usable()
-        waiter = self._loop.create_future()
-        self._applied_waiters.append((position, waiter))
-        self._start_apply()
-        await waiter
-        self._check_usable()
+        if self._applying.entries:
+            self._check_usable()
+            await self._applying.everything()
+            self._check_usable()
 
     # --- idleness --------------------------------------------------------------------------------------------------
 
@@ -435,15 +352,104 @@ class SqliteEngine(Engine):
         watermark.write(self._paths.watermark, Watermark.of(self.epoch, end.position, end.digest))
         self._marked = end.position
 
-    # --- checking --------------------------------------------------------------------------------------------------
+    # --- the whole -------------------------------------------------------------------------------------------------
+
+    async def compact(self, keep: LogKept) -> bool:
+        async with self._tending:
+            self._check_usable()
+            try:
+                return await self._compaction.step(keep, self._everything_applied)
+            except apsw.FullError:
+                raise NoSpace("the disk is full: the log cannot be cut") from None
+            except apsw.BusyError:
+                return True
+            except OSError as problem:
+                raise Unavailable(f"the log cannot be cut now: {problem.strerror}") from None
+            except apsw.Error as problem:
+                self._break(f"the store failed while it was being compacted: {problem}")
+                raise Internal("the disk failed") from None
+            finally:
+                self._log.cut(self._files.log.start.position)
+
+    async def dump(self) -> Dump:
+        self._check_usable()
+        await self._everything_applied()
+        if self._applying.stuck:
+            raise NoSpace("the disk is full: state.db is behind the log; free some space")
+        try:
+            opened = await asyncio.to_thread(OpenDump, self._paths, self._files.state)
+        except apsw.Error as problem:
+            raise unreadable(self._paths.state, problem) from None
+        return Dump(str(opened.position), opened.total, opened.pages())
+
+    async def load(self, rows: AsyncIterator[list[Row]]) -> None:
+        async with self._loading:
+            self._check_usable()
+            new = Incoming(self._paths)
+            try:
+                await new.fill(rows)
+            except BaseException:
+                await asyncio.to_thread(new.discard)
+                raise
+            # From here on it goes to its end, also when whoever called us no longer waits.
+            await asyncio.shield(self._loop.create_task(self._take_place(new)))
+
+    async def _take_place(self, new: Incoming) -> None:
+        async with self._tending, self._committing:
+            try:
+                self._check_usable()
+                await self._everything_applied()
+                await new.declare_complete()
+            except BaseException:
+                await self._give_up(new)
+                raise
+            await self._replace_files()
+
+    async def _give_up(self, new: Incoming) -> None:
+        try:
+            await asyncio.to_thread(new.discard)
+        except OSError as problem:
+            # If it has been declared complete, it takes its place at the next start: nothing more may be taken on.
+            self._break(f"a new store cannot be cleared away: {problem.strerror}")
+
+    async def _replace_files(self) -> None:
+        try:
+            self._is_open = False
+            await self._close_files()
+            await asyncio.to_thread(put_in_place, self._paths)
+            self._cache = RowCache(self._cache_bytes)
+            self._marked = -1
+            synchronous = SYNCHRONOUS[self.durability]
+            self._begin(await asyncio.to_thread(open_files, self._paths, synchronous, self._stopped))
+        except Exception as problem:  # noqa: BLE001 - whatever it is, there is no store to serve
+            self._break(f"the new store could not take the place of the old one: {problem}")
+            raise Internal("the restore was cut off: it is finished at the next start", outcome="unknown") from None
 
     async def check(self) -> list[str]:
+        self._check_usable()
         await self._everything_applied()
-        return await asyncio.to_thread(problems, self._paths, self._files.log.start)
+        return await asyncio.to_thread(problems, self._paths)
 
+    async def repair(self) -> list[str]:
+        async with self._tending:
+            self._check_usable()
+            await self._everything_applied()
+            found = await asyncio.to_thread(faults, self._paths)
+            if not found:
+                return []
+            await self._everything_applied()
+            done: list[str] = await self._applier.run(lambda: repaired(self._files.state, self._paths, found))
+            self._cache = RowCache(self._cache_bytes)
+            return done
 
-def _labels_differ(before: Row | None, after: Row) -> bool:
-    """Whether the label index has to follow."""
-    old = () if before is None else (before.keys.labels, before.keys.created)
-    new = (after.keys.labels, after.keys.created)
-    return old != new and bool(after.keys.labels or (before is not None and before.keys.labels))
+    def measures(self) -> dict[str, int]:
+        if not self._is_open:
+            return {}
+        files = self._files
+        return {
+            "logBytes": size_with_wal(self._paths.log),
+            "stateBytes": size_with_wal(self._paths.state),
+            "freeBytes": files.log.free_bytes + files.state.free_bytes,
+            "entriesWaiting": self._applying.entries,
+            "logEntries": files.log.end.position - files.log.start.position,
+        }

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import apsw
 import apsw.sqlite_extra
@@ -94,6 +97,8 @@ def open_file(
     try:
         if path.stat().st_size == 0:
             db.reserve_bytes("main", CHECKSUM_BYTES)
+            # Free pages can be given back a few at a time. Only an empty file can be told so.
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _set(db, synchronous)
         judge(unread_tail(db, path))
         _migrate(db, format_)
@@ -143,15 +148,33 @@ def close_untouched(db: apsw.Connection) -> None:
     db.close()
 
 
+@contextmanager
+def transaction(db: apsw.Connection) -> Iterator[None]:
+    """All or nothing. On a full disk SQLite itself may have ended the transaction: that must not hide why."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 class Checkpoints:
     """Moves a WAL into its file when it has grown long, and tells when that fails."""
 
     PAGES = 4000
     """A checkpoint is cheaper in one go than page by page; 4,000 pages are 16 MiB of WAL."""
 
-    def __init__(self, db: apsw.Connection) -> None:
+    def __init__(self, db: apsw.Connection, prepare: Callable[[], None], part: int) -> None:
         self._db = db
+        self._prepare = prepare
+        self._part = part
         self._pages = 0
+        self._tried = 0
+        """Pages there were when it was tried last."""
+        self.long_readers: WeakSet[Any] = WeakSet()
         db.set_wal_hook(self._note)
 
     def _note(self, _db: apsw.Connection, _name: str, pages: int) -> int:
@@ -159,26 +182,39 @@ class Checkpoints:
         return apsw.SQLITE_OK
 
     def after_commit(self) -> None:
-        if self._pages < self.PAGES:
+        if self._pages < self._tried:
+            self._tried = 0  # the WAL began anew
+        enough = self.PAGES // self._part
+        if self._pages < enough or self._pages - self._tried < enough // 8:
             return
+        self._tried = self._pages
         # With a reader always at work the WAL would never begin anew: then wait for readers to let go of it.
-        overdue = self._pages > 8 * self.PAGES
-        self._pages = 0
+        overdue = self._pages > 8 * enough and not self.long_readers
+        self.run(apsw.SQLITE_CHECKPOINT_RESTART if overdue else apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def run(self, mode: int) -> None:
         try:
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART if overdue else apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except (apsw.FullError, apsw.BusyError):
-            pass  # everything is safe in the WAL; the next commit tries again
+            self._prepare()
+            self._db.wal_checkpoint(mode=mode)
+        except (apsw.FullError, apsw.BusyError, OSError):
+            pass  # everything is safe in the WAL; a later commit tries again
 
 
 class DatabaseFile:
     """A file open for writing. What is read from it first is read by `_load`; if that fails, it is left as it is."""
 
+    checkpoint_part = 1
+    """Checkpoints are made when the WAL has this part of the usual length."""
+    free_bytes = 0
+    """Pages that hold nothing, as far as compaction has seen."""
+
     def __init__(self, path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None]) -> None:
         self._path = path
         self._db = open_file(path, format_, synchronous, judge)
-        self._checkpoints = Checkpoints(self._db)
+        self._checkpoints = Checkpoints(self._db, self._before_checkpoint, self.checkpoint_part)
         try:
             self._load()
+            self._look_for_free_pages()
         except BaseException:
             self.abandon()
             raise
@@ -186,12 +222,47 @@ class DatabaseFile:
     def _load(self) -> None:
         raise NotImplementedError
 
+    def _before_checkpoint(self) -> None:
+        """What has to be noted before pages move from the WAL into the file. An OSError puts it off."""
+
+    @property
+    def long_readers(self) -> WeakSet[Any]:
+        """Those who hold on to the WAL for longer than anybody should wait for: see dumping.py."""
+        return self._checkpoints.long_readers
+
+    @property
+    def db(self) -> apsw.Connection:
+        """For what is done to the file as a whole: compaction, checking, repair. In the file's own thread only."""
+        return self._db
+
+    def written(self) -> None:
+        """To be called after a commit that was made through `db`."""
+        self._look_for_free_pages()
+        self._checkpoints.after_commit()
+
+    def _look_for_free_pages(self) -> None:
+        self.free_bytes = self._db.pragma("freelist_count") * self._db.pragma("page_size")
+
+    def shorten_wal(self) -> None:
+        """Empty the WAL, unless somebody is reading from it just now."""
+        self._db.set_busy_timeout(0)
+        try:
+            self._checkpoints.run(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        finally:
+            self._db.set_busy_timeout(BUSY_MILLISECONDS)
+
     def settle(self) -> None:
         """Move the WAL into the file and onto the disk."""
+        self._before_checkpoint()
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def close(self) -> None:
-        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        try:
+            self._before_checkpoint()
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except BaseException:
+            self.abandon()
+            raise
         self._db.close()
 
     def abandon(self) -> None:
@@ -202,6 +273,15 @@ class DatabaseFile:
 def open_reader(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=_checksum_vfs())
     db.set_busy_timeout(BUSY_MILLISECONDS)
+    return db
+
+
+def open_writer(path: Path) -> apsw.Connection:
+    """A second connection that writes to a file in use; it leaves the WAL to the first."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=_checksum_vfs())
+    db.set_busy_timeout(BUSY_MILLISECONDS)
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    db.execute("PRAGMA synchronous = FULL")
     return db
 
 
@@ -220,7 +300,7 @@ def _migrate(db: apsw.Connection, format_: Format) -> None:
     if version == format_.newest:
         return
     for step in range(version + 1, format_.newest + 1):
-        with db:
+        with transaction(db):
             db.execute(format_.script(step))
             db.execute(f"PRAGMA user_version = {step}")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")

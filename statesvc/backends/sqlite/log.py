@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from ... import logs
-from ..port import DataCorrupt, Event, LogEntry, Row
-from .files import DatabaseFile, Format, open_reader
+from ..port import DataCorrupt, Event, Row
+from .files import DatabaseFile, Format, transaction
 from .wal import Tail
 
 log = logs.get(__name__)
@@ -27,9 +27,9 @@ FORMAT = Format("log", newest=1)
 
 
 class Change(Struct, array_like=True, frozen=True, gc=False):
-    """One entry, as it is stored."""
+    """One entry, as it is stored. Without an event it is hidden: only the state takes it in."""
 
-    event: Event
+    event: Event | None
     row: Row
 
 
@@ -44,25 +44,39 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Change])
 
 
-def _chained(before: bytes, first: int, payload: bytes) -> bytes:
+def chained(before: bytes, first: int, payload: bytes) -> bytes:
     link = hashlib.blake2b(before, digest_size=16)
     link.update(first.to_bytes(8, "big"))
     link.update(payload)
     return link.digest()
 
 
+def new_epoch() -> str:
+    return os.urandom(8).hex()
+
+
 def _first_facts() -> dict[str, Any]:
-    epoch = os.urandom(8).hex()
-    return {"epoch": epoch, "start": 0, "start_digest": hashlib.blake2b(epoch.encode(), digest_size=16).digest()}
+    """What a new log knows. Whoever cuts it moves all that begins with `start`, to what the last batch cut said."""
+    epoch = new_epoch()
+    digest = hashlib.blake2b(epoch.encode(), digest_size=16).digest()
+    return {"epoch": epoch, "start": 0, "start_digest": digest, "start_total": 0, "start_visible": 0}
 
 
 class LogFile(DatabaseFile):
     """The log, open for appending."""
 
+    checkpoint_part = 3
+    """Commits wait for checkpoints, and the log hardly ever writes a page twice: rather short than few."""
     epoch: str
     start: End
     """Where the kept part begins."""
     end: End
+    visible: int
+    """The newest entry that is not hidden, those cut off included."""
+    newest: int
+    """Time of the newest event."""
+    total: int
+    """Bytes of payload since the log began, those cut off included."""
 
     def __init__(self, path: Path, synchronous: str, *, new: bool) -> None:
         self._new = new
@@ -73,7 +87,7 @@ class LogFile(DatabaseFile):
 
     def _load(self) -> None:
         self.epoch, self.start = self._origin()
-        self.end = self._last()
+        self.end, self.newest, self.total, self.visible = self._last()
 
     def _judge_tail(self, tail: Tail) -> None:
         """A crash tears the last commit at most; without syncing, a power loss may tear any."""
@@ -92,7 +106,7 @@ class LogFile(DatabaseFile):
         facts = dict(self._db.execute("SELECT name, value FROM fact"))
         if not facts and self._new:
             facts = _first_facts()
-            with self._db:
+            with transaction(self._db):
                 self._db.executemany("INSERT INTO fact VALUES (?, ?)", facts.items())
             # On the disk before anything is built on it, whatever the level: an epoch must not be forgotten.
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -101,31 +115,53 @@ class LogFile(DatabaseFile):
         except KeyError as missing:
             raise DataCorrupt(f"{self._path} lacks the fact {missing}; bring back a copy") from None
 
-    def begin_new_epoch(self) -> None:
-        """Say that acknowledged entries may be gone."""
-        self.epoch = os.urandom(8).hex()
-        with self._db:
-            self._db.execute("UPDATE fact SET value = ? WHERE name = 'epoch'", (self.epoch,))
+    def begin_new_epoch(self, epoch: str, after: End | None = None) -> None:
+        """Say that acknowledged entries may be gone. With `after`, no entry is kept and the log goes on behind it."""
+        facts: dict[str, Any] = {"epoch": epoch}
+        with transaction(self._db):
+            if after is not None:
+                self._db.execute("DELETE FROM batch")
+                facts |= {"start": after.position, "start_digest": after.digest}
+                facts |= {"start_total": self.total, "start_visible": after.position}
+            self._db.executemany("UPDATE fact SET value = ? WHERE name = ?", [(v, k) for k, v in facts.items()])
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._load()
 
-    def _last(self) -> End:
-        row = self._db.execute("SELECT first, entries, digest FROM batch ORDER BY first DESC LIMIT 1").get
-        return self.start if row is None else End(row[0] + row[1] - 1, row[2])
+    def _last(self) -> tuple[End, int, int, int]:
+        sql = "SELECT first, entries, digest, at, total, visible FROM batch ORDER BY first DESC LIMIT 1"
+        row = self._db.execute(sql).get
+        if row is None:
+            facts = dict(self._db.execute("SELECT name, value FROM fact"))
+            return self.start, 0, facts.get("start_total", 0), facts.get("start_visible", 0)
+        first, entries, digest, newest, total, visible = row
+        return End(first + entries - 1, digest), newest, total, visible
 
     def append(self, changes: Sequence[Change]) -> End:
         """Commit one batch. When this returns the batch is as safe as `synchronous` makes it."""
         first = self.end.position + 1
         payload = _encoder.encode(changes)
-        digest = _chained(self.end.digest, first, payload)
-        with self._db:
-            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", (first, len(changes), payload, digest))
-        self.end = End(first + len(changes) - 1, digest)
+        digest = chained(self.end.digest, first, payload)
+        newest = max((change.event.at for change in changes if change.event is not None), default=self.newest)
+        total = self.total + len(payload)
+        visible = newest_visible(first, changes) or self.visible
+        row = (first, len(changes), visible, newest, newest < self.newest, total, digest, payload)
+        with transaction(self._db):
+            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self.end, self.newest, self.total, self.visible = End(first + len(changes) - 1, digest), newest, total, visible
         self._checkpoints.after_commit()
         return self.end
 
     def batches(self, after: End) -> Iterator[tuple[End, list[Change]]]:
         """The batches behind `after`, each checked against the chain."""
         yield from read_batches(self._db, self._path, after, self.start)
+
+
+def newest_visible(first: int, changes: Sequence[Change]) -> int | None:
+    """The position of the newest entry in a batch that is not hidden; None when all are."""
+    for back in range(len(changes) - 1, -1, -1):
+        if changes[back].event is not None:
+            return first + back
+    return None
 
 
 def read_batches(db: apsw.Connection, path: Path, after: End, start: End) -> Iterator[tuple[End, list[Change]]]:
@@ -140,7 +176,7 @@ def read_batches(db: apsw.Connection, path: Path, after: End, start: End) -> Ite
     ):
         if first != end.position + 1:
             raise DataCorrupt(f"{path}: entries {end.position + 1} to {first - 1} are missing")
-        if _chained(end.digest, first, payload) != digest:
+        if chained(end.digest, first, payload) != digest:
             raise DataCorrupt(f"{path}: the batch at entry {first} does not match its checksum")
         changes = _decoder.decode(payload)
         if len(changes) != entries:
@@ -157,25 +193,3 @@ def digest_at(db: apsw.Connection, position: int, start: End) -> bytes | None:
         "SELECT first, entries, digest FROM batch WHERE first <= ? ORDER BY first DESC LIMIT 1", (position,)
     ).get
     return row[2] if row is not None and row[0] + row[1] - 1 == position else None
-
-
-def read_entries(path: Path, after: int, limit: int) -> list[LogEntry]:
-    """Entries behind a position, oldest first."""
-    db = open_reader(path)
-    try:
-        return _entries(db, after, limit)
-    finally:
-        db.close()
-
-
-def _entries(db: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
-    found: list[LogEntry] = []
-    # The batch that holds the entry behind `after` may begin at or before it.
-    begin = db.execute("SELECT max(first) FROM batch WHERE first <= ?", (after + 1,)).get
-    for first, payload in db.execute("SELECT first, payload FROM batch WHERE first >= ? ORDER BY first", (begin or 0,)):
-        for position, change in enumerate(_decoder.decode(payload), start=first):
-            if position > after:
-                found.append(LogEntry(position, change.event, change.row))
-                if len(found) == limit:
-                    return found
-    return found

@@ -1,7 +1,8 @@
-"""The watermark: a small file outside SQLite that names the last entry known to be safe.
+"""Watermarks: small files outside SQLite that name what is known to be safe.
 
-Owns that file. SQLite cannot tell a log that lost its tail from one that never had it; this can, for a store that was
-closed or idle. Must not know what the entries are.
+Owns those files. SQLite cannot tell a file that lost its newest commits from one that never had them; these can: for
+the log of a store that was closed or idle, and for everything the state has ever put onto the disk. Must not know what
+the entries are.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from ... import logs
+from .wal import Salts, Tail
 
 log = logs.get(__name__)
 
@@ -30,8 +33,28 @@ class Watermark(Struct, frozen=True):
         return cls(epoch, position, digest.hex())
 
 
-def read(path: Path) -> Watermark | None:
-    """The watermark, or None when there is none that can be trusted."""
+class StateMark(Struct, frozen=True):
+    """The state had applied the log up to here, and that much of its WAL was on the disk.
+
+    Written before anything of the WAL is moved into the file. So a WAL that ends earlier was damaged, and what SQLite
+    shows is a mixture; one that ends there or later was merely cut short by a crash, and what SQLite shows is sound.
+    """
+
+    epoch: str
+    position: int
+    salts: Salts | None
+    frames: int
+
+    def is_cut_short(self, tail: Tail) -> bool:
+        """Whether SQLite took less of the WAL than was safely in it."""
+        return self.salts is not None and tail.salts == self.salts and tail.taken < self.frames
+
+
+Mark = TypeVar("Mark", Watermark, StateMark)
+
+
+def read(path: Path, type_: type[Mark]) -> Mark | None:
+    """The mark, or None when there is none that can be trusted."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -40,16 +63,16 @@ def read(path: Path) -> Watermark | None:
     try:
         if int(checksum, 16) != zlib.crc32(text):
             raise ValueError
-        return msgspec.json.decode(text, type=Watermark)
+        return msgspec.json.decode(text, type=type_)
     except (ValueError, msgspec.DecodeError):
-        log.warning("watermark_damaged", path=str(path), effect="a lost tail of the log would not be noticed")
+        log.warning("watermark_damaged", path=str(path), effect="a lost tail would not be noticed")
         return None
 
 
-def write(path: Path, mark: Watermark) -> None:
-    """Replace the watermark; after a crash either the old or the new one is there."""
+def write(path: Path, mark: Watermark | StateMark) -> None:
+    """Replace a mark; after a crash either the old or the new one is there."""
     text = msgspec.json.encode(mark)
-    fresh = path.with_suffix(".new")
+    fresh = path.with_name(path.name + ".new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.write(fd, text + b" %08x\n" % zlib.crc32(text))

@@ -1,0 +1,178 @@
+"""Answers: what a request is answered with, and the standing of the connection that asked.
+
+Owns the shape of replies and the order of a client's numbered writes. Must not know transports or rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import UNSET, Raw
+
+from statesvc_client import wire
+from statesvc_client.errors import StateError, Unavailable
+from statesvc_client.wire import Reply, Request
+
+from .store.batches import Batch
+from .store.writes import Caller
+
+
+class Answer(NamedTuple):
+    """A reply, to be sent once the batch `after` is committed; `request` tells whom to blame if it is not."""
+
+    line: bytes
+    after: Batch | None = None
+    request: Request | None = None
+    silent: bool = False
+    """A write of an `ack: last` client that succeeded: the next acknowledgement covers it."""
+    final: bool = False
+    """Nothing more is read from this connection."""
+    weight: int = 0
+    """Bytes it holds in memory besides its line: the record that a silent answer is about."""
+    sent: Callable[[], None] | None = None
+    """Is told once the line is on its way: from then on lines may follow that belong to the request."""
+
+
+class Peerage(Protocol):
+    """What a session may do to the connection it belongs to."""
+
+    def end(self) -> Awaitable[None]:
+        """Close it; done when nothing of it is under way any more."""
+
+    def push(self, line: bytes) -> bool:
+        """Send a line outside the order of replies, such as progress or an event. False, and not sent, while the client
+        takes nothing."""
+
+    def say(self, line: bytes) -> None:
+        """The same for the few lines that must not be lost, such as the end of a watch: they wait with the others."""
+
+    def room(self) -> asyncio.Future[None] | None:
+        """None while the client takes what it is sent; else what to wait for until it does again."""
+
+
+class Lasting(Protocol):
+    """What goes on after its request was answered."""
+
+    def end(self) -> None:
+        """Nothing more is sent for it from here on."""
+
+
+class Waits(set[asyncio.Future[None]]):
+    """What a connection is waiting for on purpose. Once it is over, everything that is put in is cancelled at once."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = False
+
+    def add(self, wait: asyncio.Future[None]) -> None:
+        super().add(wait)
+        if self.is_over:
+            wait.cancel()
+
+    def cancel(self) -> None:
+        for wait in self:
+            wait.cancel()
+
+
+NOT_INTRODUCED = Caller()
+
+
+class Session:
+    """One connection's standing: who is calling, and how far its numbered writes have come."""
+
+    __slots__ = ("ack_last", "caller", "connection", "last_seq", "stopped_at", "waits", "watches")
+
+    def __init__(self, connection: Peerage, caller: Caller = NOT_INTRODUCED) -> None:
+        self.connection = connection
+        self.caller = caller
+        self.waits = Waits()
+        self.watches: dict[wire.RequestId, Lasting] = {}
+        """Watches of this connection, by the id of their request."""
+        self.ack_last = False
+        self.last_seq = 0
+        self.stopped_at: int | None = None
+        """The write that failed and must come again before any later one."""
+
+    def withdraw(self) -> None:
+        self.waits.cancel()
+
+    def leave(self) -> None:
+        """Nobody will take what comes next: nothing is waited for or watched any more."""
+        self.waits.is_over = True
+        self.waits.cancel()
+        for watch in list(self.watches.values()):
+            watch.end()
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.waits.is_over
+
+    @property
+    def lingers(self) -> bool:
+        """Whether something keeps it that may take any time."""
+        return bool(self.watches or self.waits)
+
+    def admit(self, request: wire.Write) -> bool:
+        """Let a numbered write pass in order. Returns whether its seq has passed here before, unannounced."""
+        seq = request.seq
+        if self.stopped_at is not None:
+            if seq is None or seq > self.stopped_at:
+                raise Unavailable(f"write {self.stopped_at} failed and must be sent again before any later one")
+            if seq == self.stopped_at:
+                self.stopped_at = None
+        if seq is None or not self.caller.client:
+            return False
+        replayed = seq <= self.last_seq and not request.again
+        self.last_seq = max(self.last_seq, seq)
+        return replayed
+
+    def failed(self, request: Request | None, error: StateError) -> None:
+        """Note a write that did not get through: those behind it have to wait for it."""
+        seq = request.seq if isinstance(request, wire.Write) else None
+        if seq is None or not self.caller.client or not error.stops_the_writer():
+            return
+        if self.stopped_at is None or seq <= self.stopped_at:
+            self.stopped_at = seq
+            self.last_seq = seq - 1
+
+
+Handler = Callable[[Any, Session], Answer | Awaitable[Answer]]
+"""Answers one kind of request, at once or later; raises what the reply should say."""
+
+
+def replied(reply: Reply, request: Request, after: Batch | None = None) -> Answer:
+    return Answer(wire.encode_line(reply), after, request)
+
+
+def succeeded(request: Request, **fields: Any) -> Reply:
+    """The reply to a request that went well."""
+    return Reply(request_id=request.request_id, success=True, **fields)
+
+
+def put_record(reply: Reply | wire.Result, kind: str, body: bytes) -> None:
+    if kind == "job":
+        reply.job = Raw(body)
+    else:
+        reply.record = Raw(body)
+
+
+def put_records(reply: Reply, kind: str, bodies: list[bytes]) -> None:
+    raw = [Raw(body) for body in bodies]
+    reply.jobs, reply.records = (raw, UNSET) if kind == "job" else (UNSET, raw)
+
+
+def failed(op: str, request_id: wire.RequestId, error: StateError, seq: int | None) -> Reply:
+    """The reply to a request that did not."""
+    known = op in wire.OPS
+    return Reply(
+        request_id=request_id,
+        success=False,
+        error=f"{op.upper()}_ERROR: {error.text}" if known else error.text,
+        code=error.code,
+        outcome=error.outcome if known and wire.OPS[op].writes else None,
+        seq=seq,
+    )

@@ -1,0 +1,72 @@
+"""Checking and repairing a store that no daemon has open.
+
+Owns the order of it: lock, open, look, repair, close. Must not know what a fault is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+from ...process.locks import InstanceLock
+from ..port import DataCorrupt
+from .checking import faults, problems
+from .opening import SYNCHRONOUS, Files, open_files
+from .paths import Paths
+from .repairing import repaired
+from .salvaging import salvage
+
+
+def check_folder(folder: Path, durability: str = "disk") -> list[str]:
+    """What is inconsistent in the store of a folder, in words; empty when all is well."""
+    with _owned(folder) as paths:
+        try:
+            with _opened(paths, durability):
+                return problems(paths)
+        except DataCorrupt as corrupt:
+            return [str(corrupt)]
+
+
+def repair_folder(folder: Path, durability: str = "disk") -> list[str]:
+    """Make again what can be made again, and say so, a sentence each; what is lost is named among them.
+
+    Raises `DataCorrupt` when the store cannot be made fit to be served, and then leaves the files as they were.
+    """
+    with _owned(folder) as paths:
+        done = []
+        if (why := _unusable(paths, durability)) is not None:
+            done.append(salvage(paths, SYNCHRONOUS[durability], why))
+        with _opened(paths, durability) as files:
+            found = faults(paths)
+            return done + (repaired(files.state, paths, found) if found else [])
+
+
+@contextmanager
+def _owned(folder: Path) -> Iterator[Paths]:
+    paths = Paths.below(folder)
+    if not any(path.exists() for path in (paths.log, paths.state, paths.incoming)):
+        raise DataCorrupt(f"{folder} holds no store: there is neither log.db nor state.db in it")
+    with InstanceLock(str(folder / "lock")):
+        yield paths
+
+
+@contextmanager
+def _opened(paths: Paths, durability: str) -> Iterator[Files]:
+    files = open_files(paths, SYNCHRONOUS[durability], Event())
+    try:
+        yield files
+    except BaseException:
+        files.abandon()
+        raise
+    files.close(paths)
+
+
+def _unusable(paths: Paths, durability: str) -> str | None:
+    """Why state.db cannot be used as it is; None when it can."""
+    try:
+        with _opened(paths, durability):
+            return next((fault.text for fault in faults(paths) if fault.what == "page"), None)
+    except DataCorrupt as corrupt:
+        return str(corrupt)

@@ -1,0 +1,45 @@
+"""Where the files of a store are.
+
+Owns their names. Must not know what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+SIDES = ("-wal", "-shm")
+"""What SQLite puts beside a database; never to be left behind, or taken for another one's."""
+
+
+class Paths(NamedTuple):
+    """The files of a store."""
+
+    folder: Path
+    log: Path
+    state: Path
+    watermark: Path
+    state_watermark: Path
+    incoming: Path
+    """A folder: the store that is about to take the place of this one."""
+
+    @classmethod
+    def below(cls, folder: Path) -> Paths:
+        names = ("log.db", "state.db", "watermark", "state.watermark", "incoming")
+        return cls(folder, *(folder / name for name in names))
+
+
+def sides(path: Path) -> list[Path]:
+    return [path.with_name(path.name + suffix) for suffix in SIDES]
+
+
+def size_with_wal(path: Path) -> int:
+    """Bytes a database takes on the disk."""
+    size = 0
+    for each in (path, path.with_name(path.name + "-wal")):
+        try:
+            size += os.stat(each).st_size
+        except FileNotFoundError:
+            pass
+    return size

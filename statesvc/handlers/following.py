@@ -1,0 +1,189 @@
+"""Following on the wire: watch, unwatch, history.
+
+Owns the life of a watch: its reply, its lines, its end. Must not decide which events pass or what they look like.
+
+A watch reads the log by itself, from its own cursor, and only while its connection takes what it is sent: nothing is
+kept for a watcher that does not read. It ends with a failure line when it fell too far behind, when the log it needs is
+gone or when the engine fails; the connection goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from statesvc_client import wire
+from statesvc_client.errors import BadRequest, Busy, NotFound, Unavailable
+from statesvc_client.wire import printable
+
+from ..answers import Answer, Handler, Session, replied, succeeded
+from ..backends.port import LogEntry
+from ..store import telling
+from ..store.following import PAGE_ENTRIES, Bookmark, Feed, Sieve
+from ..store.history import history
+from ..store.store import Store
+from ..store.turns import Turns
+from .records import Fail
+
+CHUNK_BYTES = 64 * 1024
+"""Lines handed to the connection at a time; it is over its bound by so much at most, or by one line."""
+
+
+class Watching(NamedTuple):
+    """Bounds on watches."""
+
+    most: int = 64
+    """Watches of one connection."""
+    behind: int = 10_000
+    """Changes that may happen while a watcher takes nothing."""
+
+
+class FollowHandlers:
+    """Ops that follow the log."""
+
+    def __init__(self, store: Store, bounds: Watching, fail: Fail) -> None:
+        self._store = store
+        self._bounds = bounds
+        self._fail = fail
+        self._feed = Feed(store)
+
+    def table(self) -> dict[type[wire.Request], Handler]:
+        return {wire.Watch: self._watch, wire.Unwatch: self._unwatch, wire.History: self._history}
+
+    async def _watch(self, request: wire.Watch, session: Session) -> Answer:
+        if request.target:
+            raise BadRequest(f"a watch is by filter: put {printable(request.target)} into the filter's ids")
+        if request.request_id in session.watches:
+            raise BadRequest("a watch of this connection has the same requestId: give each its own")
+        if len(session.watches) >= self._bounds.most:
+            raise Busy(f"this connection has {self._bounds.most} watches, which is the limit: end one first")
+        sieve = self._feed.sieve(request.kind, request.filter)
+        bookmark = await self._feed.begin(request.after)
+        if session.is_leaving:
+            raise Unavailable("this connection ends: watch on another one")
+        watch = Watch(request, session, self._feed, sieve, bookmark, self._bounds.behind, self._fail)
+        session.watches[request.request_id] = watch
+        return replied(succeeded(request, cursor=bookmark.text), request)._replace(sent=watch.start)
+
+    def _unwatch(self, request: wire.Unwatch, session: Session) -> Answer:
+        """Nothing is sent for a watch that was ended, so the reply comes behind its last line."""
+        live = session.watches
+        if request.watch is not None and request.watch not in live:
+            raise NotFound(f"no watch of this connection has the requestId {printable(str(request.watch))}")
+        named = request.request_id if request.watch is None else request.watch
+        for watch in [live[named]] if named in live else list(live.values()):
+            watch.end()
+        return replied(succeeded(request), request)
+
+    async def _history(self, request: wire.History, _: Session) -> Answer:
+        chronicle = await history(self._store, self._feed.teller, request)
+        reply = succeeded(request, events=chronicle.events, next_cursor=chronicle.next_cursor)
+        return replied(reply, request)
+
+
+class Watch:
+    """One watch of one connection."""
+
+    def __init__(
+        self,
+        request: wire.Watch,
+        session: Session,
+        feed: Feed,
+        sieve: Sieve,
+        bookmark: Bookmark,
+        behind: int,
+        fail: Fail,
+    ) -> None:
+        self._request = request
+        self._session = session
+        self._feed = feed
+        self._sieve = sieve
+        self._bookmark = bookmark
+        self._behind = behind
+        self._fail = fail
+        self._head = telling.head(request.request_id, bookmark.epoch)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Its reply is on the way: lines may follow. It may have been ended before that."""
+        if self._is_live():
+            self._task = asyncio.create_task(self._follow(), name="watch")
+
+    def _is_live(self) -> bool:
+        return self._session.watches.get(self._request.request_id) is self
+
+    def end(self) -> None:
+        """No line follows from here on."""
+        del self._session.watches[self._request.request_id]
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                await self._until_there_is_room()
+                async with self._feed.turns:
+                    entries = await self._feed.read(self._bookmark)
+                    await self._pass_on(entries)
+                    await asyncio.sleep(0)
+                if len(entries) < PAGE_ENTRIES:
+                    await self._feed.grew(self._bookmark)
+        except asyncio.CancelledError:
+            # Unless it was ended: an engine that closes its files cancels those who read them.
+            if self._is_live():
+                self._give_up(Unavailable("the log was closed; watch again"))
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the watcher must hear that it is over
+            self._give_up(problem)
+
+    def _give_up(self, problem: Exception) -> None:
+        self._task = None
+        self.end()
+        self._session.connection.say(self._fail(self._request, self._session, problem).line)
+
+    async def _until_there_is_room(self) -> None:
+        room = self._session.connection.room()
+        if room is None:
+            return
+        alarm = self._feed.tally.alarm(self._behind)
+        try:
+            await asyncio.wait([room, alarm], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._feed.tally.forget(alarm)
+        if not room.done():
+            what_to_do = "read faster, and watch again from the last cursor that came"
+            raise Busy(
+                f"more than {self._behind} changes came while the lines of this watch were not taken: {what_to_do}"
+            )
+
+    async def _pass_on(self, entries: Sequence[LogEntry]) -> None:
+        """Send what passes, as far as the client takes it; the bookmark moves behind what was sent."""
+        lines: list[bytes] = []
+        size = 0
+        turns = Turns()
+        for entry in entries:
+            rest = self._rest(entry)
+            if rest is not None:
+                lines += (self._head, rest)
+                size += len(rest)
+            if size >= CHUNK_BYTES:
+                if not self._sent(lines, entry):
+                    return
+                lines, size = [], 0
+            if not self._sieve.is_open:
+                await turns.pause()
+        if entries:
+            self._sent(lines, entries[-1])
+
+    def _rest(self, entry: LogEntry) -> bytes | None:
+        """The line of an event behind what all lines of this watch begin with; None when it does not pass."""
+        verdict = self._sieve.verdict(entry)
+        if verdict == "told":
+            return self._feed.teller.rest(entry, self._bookmark.epoch)
+        return None if verdict is None else self._feed.teller.rest_of_left(entry)
+
+    def _sent(self, lines: list[bytes], upto: LogEntry) -> bool:
+        if lines and not self._session.connection.push(b"".join(lines)):
+            return False
+        self._bookmark = self._bookmark._replace(cursor=upto.cursor)
+        return True

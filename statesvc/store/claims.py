@@ -1,0 +1,254 @@
+"""Claims: finding what to take a lease on, and waiting until there is something.
+
+Owns who waits for which record and in which order they are woken. Must not know what a claim does to a record: that is
+in leasing.py. A claim is atomic on every engine because taking the record is one conditional write; whoever comes
+second finds it taken and goes on to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from functools import partial
+from typing import NamedTuple
+
+from statesvc_client.errors import BadRequest, Conflict
+from statesvc_client.wire import Claim, Fields
+
+from ..backends.port import LINK, Key, Query, Row, Unit
+from . import leasing, queries, writes
+from .batches import Batch
+from .kinds import Kind
+from .records import checked_id
+from .store import Decide, Store
+from .turns import Turns
+from .writes import Caller, Subject
+
+LOOK_AGAIN_SECONDS = 5.0
+"""How often a waiting claim looks by itself, should it not have been woken: another daemon may have made room."""
+
+
+class Claimed(NamedTuple):
+    """What a claim got: nothing, one record, or as many as it asked for."""
+
+    rows: list[Row]
+    duplicate: bool = False
+
+
+class _Asked(NamedTuple):
+    """A claim, read."""
+
+    request: Claim
+    kind: Kind
+    fields: Fields
+    caller: Caller
+    key: Key | None
+    tests: list[queries.Test]
+
+
+class _Waiting:
+    """A claim in line, and the future that is done when it should look again."""
+
+    __slots__ = ("asked", "hint", "woken")
+
+    def __init__(self, asked: _Asked) -> None:
+        self.asked = asked
+        self.hint: Key | None = None
+        """The record it was woken for: a query may not know of it yet."""
+        self.rest()
+
+    def rest(self) -> None:
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wants(self, row: Row) -> bool:
+        key = self.asked.key
+        if key is not None:
+            return row.key == key and not leasing.is_leased(row)
+        return row.keys.ready is not None and queries.passes(row, self.asked.tests)
+
+    def wake(self, hint: Key | None = None) -> bool:
+        """Whether it rested."""
+        if self.woken.done():
+            return False
+        self.hint = hint
+        self.woken.set_result(None)
+        return True
+
+
+class _Taking:
+    """Records taken one by one: on a shared engine each is a race of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.taken: list[Row] = []
+
+    async def take(self, key: Key, decide: Decide) -> None:
+        unit = await self._store.attempt([key], decide)
+        if unit is not None:
+            self.taken.append(unit[0].row)
+
+    async def done(self) -> list[Row]:
+        return self.taken
+
+
+class _TakingNow(_Taking):
+    """Records taken together: nobody comes in between, and one commit holds them all."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._batches: dict[int, Batch] = {}
+
+    async def take(self, key: Key, decide: Decide) -> None:
+        added = self._store.attempt_now([key], decide)
+        if added is not None:
+            self.taken.append(added[0][0].row)
+            self._batches[id(added[1])] = added[1]
+
+    async def done(self) -> list[Row]:
+        for batch in self._batches.values():
+            await batch.wait()
+            if batch.failure is not None:
+                raise batch.failure
+        return self.taken
+
+
+class Claims:
+    """Takes leases, and keeps those who wait for one in line."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lines: dict[str, list[_Waiting]] = {}
+
+    async def claim(
+        self, request: Claim, caller: Caller, waits: set[asyncio.Future[None]], *, replayed: bool = False
+    ) -> Claimed:
+        """Take what the request asks for, at once or within the time it is ready to wait. `waits` are the waits of its
+        connection, which ends them when it is gone."""
+        self._store.check_thawed()
+        asked = self._read(request, caller)
+        if request.again or replayed:
+            found = await self._taken_before(asked)
+            if found:
+                return Claimed(found, duplicate=True)
+            if replayed:
+                raise Conflict(f"claim {request.seq} came before on this connection and was answered then")
+        if not request.wait:
+            return Claimed(await self._take(asked))
+        return Claimed(await self._take_in_time(asked, waits))
+
+    def _read(self, request: Claim, caller: Caller) -> _Asked:
+        store = self._store
+        kind = store.kinds[request.kind]
+        request.holder = leasing.check_claim(request, kind, caller)
+        fields = writes.payload(request, kind) or {}
+        if request.target and request.filter is not None:
+            raise BadRequest("a claim is by id or by filter: send one of them")
+        if request.target:
+            key = (kind.name, checked_id(kind, request.target, store.limits.id_chars))
+            return _Asked(request, kind, fields, caller, key, [])
+        given = queries.read_filter(request.filter)
+        tests = queries.tests(given, kind, queries.wanted_statuses(given, kind))
+        if given.ids is not None:
+            ids = frozenset(given.ids)
+            tests.insert(0, lambda row, _: row.id in ids)
+        return _Asked(request, kind, fields, caller, None, tests)
+
+    # --- taking ----------------------------------------------------------------------------------------------------
+
+    async def _take(self, asked: _Asked) -> list[Row]:
+        if asked.key is not None:
+            taken = await self._take_one(asked, asked.key)
+            return [] if taken is None else [taken]
+        return await self._take_best(asked)
+
+    async def _take_one(self, asked: _Asked, key: Key) -> Row | None:
+        unit = await self._store.attempt([key], partial(self._decide, asked, key))
+        return None if unit is None else unit[0].row
+
+    def _decide(self, asked: _Asked, key: Key, rows: list[Row | None]) -> Unit | None:
+        (row,) = rows
+        leases, moment = self._store.leases, self._store.moment()
+        subject = Subject(asked.kind, key[1], row)
+        if asked.key is None:
+            write = leasing.claim_ready(asked.request, asked.fields, subject, asked.caller, moment)
+        else:
+            lapsed = row is not None and leasing.is_leased(row) and leases.stood_still(row)
+            write = leasing.claim_by_id(asked.request, asked.fields, subject, asked.caller, moment, lapsed=lapsed)
+        return None if write is None else (write,)
+
+    async def _take_best(self, asked: _Asked) -> list[Row]:
+        """The best ready records that pass the filter, as many as are wanted."""
+        # What was sent before the claim is there for it, as for a list.
+        await self._store.commits.settled()
+        walk = Query(kind=asked.kind.name, sort="ready", descending=False, limit=queries.FIRST_STEP)
+        taking = _TakingNow(self._store) if self._store.engine.immediate else _Taking(self._store)
+        turns = Turns()
+        async with aclosing(queries.walked(self._store.engine, walk)) as rows:
+            async for row in rows:
+                if queries.passes(row, asked.tests):
+                    await taking.take(row.key, partial(self._decide, asked, row.key))
+                if len(taking.taken) >= asked.request.limit:
+                    break
+                await turns.pause()
+        return await taking.done()
+
+    async def _taken_before(self, asked: _Asked) -> list[Row]:
+        """What this very claim got when it first came, and still has."""
+        origin = leasing.origin_of(asked.request, asked.caller)
+        if origin is None:
+            return []
+        store = self._store
+        await store.commits.settled()
+        query = Query(kind=asked.kind.name, limit=asked.request.limit, term=(f"label:{LINK}", f"origin={origin}"))
+        found = await store.look([row.key for row in await store.engine.query(query)])
+        return [row for row in found if row is not None and (LINK, f"origin={origin}") in row.keys.labels]
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    async def _take_in_time(self, asked: _Asked, waits: set[asyncio.Future[None]]) -> list[Row]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + asked.request.wait
+        line = self._lines.setdefault(asked.kind.name, [])
+        waiting = _Waiting(asked)
+        # In line before looking: what comes in between wakes it.
+        line.append(waiting)
+        taken: list[Row] = []
+        try:
+            while True:
+                taken = await self._take(asked) or await self._take_hinted(waiting)
+                left = until - loop.time()
+                if taken or left <= 0:
+                    return taken
+                await self._rested(waiting, min(left, LOOK_AGAIN_SECONDS), waits)
+                if waiting.woken.cancelled():
+                    return []
+                waiting.rest()
+        finally:
+            line.remove(waiting)
+            if not taken and waiting.woken.done() and not waiting.woken.cancelled():
+                self._wake_next(line)
+
+    async def _take_hinted(self, waiting: _Waiting) -> list[Row]:
+        hint, waiting.hint = waiting.hint, None
+        taken = None if hint is None else await self._take_one(waiting.asked, hint)
+        return [] if taken is None else [taken]
+
+    async def _rested(self, waiting: _Waiting, seconds: float, waits: set[asyncio.Future[None]]) -> None:
+        waits.add(waiting.woken)
+        try:
+            await asyncio.wait([waiting.woken], timeout=seconds)
+        finally:
+            waits.discard(waiting.woken)
+
+    def _wake_next(self, line: list[_Waiting]) -> None:
+        """Whoever was woken and goes without having taken anything lets the next one look."""
+        for waiting in line:
+            if waiting.wake():
+                return
+
+    def noticed(self, row: Row) -> None:
+        """A row was committed: wake the first in line who may want it."""
+        for waiting in self._lines.get(row.kind, ()):
+            if not waiting.woken.done() and waiting.wants(row):
+                waiting.wake(row.key)
+                return

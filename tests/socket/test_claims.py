@@ -1,0 +1,149 @@
+"""Claim, renew and release through the socket: shapes of replies, waiting, and sending again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.socket.talking import Daemon, Talker
+
+
+async def test_a_claim_by_id_replies_with_the_record_and_its_lease(daemon: Daemon):
+    client = await daemon.client("c", name="agent-1")
+    reply = await client.ok("claim", kind="lock", id="l", ttl=5)
+    (record,) = reply["records"]
+    assert record["id"] == "l"
+    assert record["lease"]["holder"] == "agent-1"
+    assert record["lease"]["token"] == 1
+    assert "jobs" not in reply
+    assert (await client.ok("claim", kind="lock", id="l"))["records"] == []
+
+
+async def test_a_claim_by_filter_replies_with_jobs(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "j", "status": "QUEUED", "secretEnvironment": {"KEY": "v"}})
+    await daemon.caught_up()
+    (job,) = (await client.ok("claim", filter={}, holder="w"))["jobs"]
+    assert (job["uuid"], job["status"], job["lease"]["holder"]) == ("j", "RUNNING", "w")
+    assert job["secretEnvironment"] == {"KEY": "v"}
+    assert (await client.ok("claim", filter={}))["jobs"] == []
+
+
+async def test_an_agent_without_hello_may_claim_too(joblet: Talker):
+    (record,) = (await joblet.ok("claim", kind="lock", id="l", holder="me"))["records"]
+    assert (await joblet.ok("renew", kind="lock", id="l", token=1))["lease"]["beat"] >= 1
+    released = await joblet.ok("release", kind="lock", id="l", token=record["lease"]["token"])
+    assert "lease" not in released["record"]
+    assert await joblet.refused("claim", kind="lock", id="m") == (
+        "bad_request",
+        "CLAIM_ERROR: holder is required: say who is to hold the lease, here or as name in hello",
+    )
+
+
+async def test_a_renewal_tells_the_lease_and_whether_the_end_is_wanted(daemon: Daemon):
+    client = await daemon.client("c", name="w")
+    await client.ok("create", job={"uuid": "j", "status": "QUEUED"})
+    await daemon.caught_up()
+    await client.ok("claim", ttl=60)
+    reply = await client.ok("renew", jobId="j", token=1, ttl=90)
+    assert (reply["lease"]["holder"], reply["lease"]["ttl"]) == ("w", 90.0)
+    assert "cancelRequested" not in reply
+    await client.ok("cancel", jobId="j")
+    reply = await client.ok("renew", jobId="j", token=1, job={"progress": 50})
+    assert reply["cancelRequested"] is True
+    assert reply["lease"]["token"] == 1
+    assert (await client.ok("get", jobId="j"))["job"]["progress"] == 50
+
+
+async def test_a_stale_token_is_lease_lost_and_not_applied(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("claim", kind="lock", id="l", holder="a")
+    for op, more in [("renew", {}), ("release", {}), ("update", {"record": {"x": 1}})]:
+        reply = await client.ask(op, kind="lock", id="l", token=7, **more)
+        assert (reply["code"], reply["outcome"]) == ("lease_lost", "not_applied")
+        assert "a holds token 1" in reply["error"]
+
+
+async def test_a_waiting_claim_holds_back_later_requests_of_its_connection_only(daemon: Daemon):
+    waiting, other = await daemon.client("w", name="w"), await daemon.client("o")
+    waiting.send({"op": "claim", "requestId": "1", "wait": 30}, {"op": "ping", "requestId": "2"})
+    while not any(connection._session.waits for connection in daemon.server._connections):
+        await asyncio.sleep(0)
+    await other.ok("create", job={"uuid": "j", "status": "QUEUED"})
+    first, second = await waiting.receive_all(2)
+    assert (first["requestId"], [job["uuid"] for job in first["jobs"]]) == ("1", ["j"])
+    assert second["requestId"] == "2"
+
+
+async def test_a_wait_that_is_over_is_an_empty_reply(daemon: Daemon):
+    client = await daemon.client("c")
+    assert (await client.ok("claim", wait=0.05, holder="w"))["jobs"] == []
+
+
+async def test_a_closed_connection_withdraws_its_claim(daemon: Daemon):
+    gone, client = await daemon.client("g", name="gone"), await daemon.client("c", name="here")
+    gone.send({"op": "claim", "wait": 60})
+    await (await daemon.client("x")).ok("ping")
+    while not any(connection._session.waits for connection in daemon.server._connections):
+        await asyncio.sleep(0)
+    await gone.close()
+    while any(connection._session.waits for connection in daemon.server._connections):
+        await asyncio.sleep(0)
+    await client.ok("create", job={"uuid": "j", "status": "QUEUED"})
+    await daemon.caught_up()
+    (job,) = (await client.ok("claim"))["jobs"]
+    assert job["lease"]["holder"] == "here"
+
+
+async def test_a_claim_whose_reply_was_lost_is_found_again(daemon: Daemon):
+    client = await daemon.client("c", name="w")
+    for name in ("a", "b"):
+        await client.ok("create", job={"uuid": name, "status": "QUEUED"})
+    await daemon.caught_up()
+    first = await client.ok("claim", seq=1, floor=1)
+    await client.close()
+    again = await daemon.client("c", name="w")
+    await daemon.caught_up()
+    found = await again.ok("claim", seq=1, floor=1, again=True)
+    assert found["duplicate"] is True
+    assert found["jobs"] == first["jobs"]
+    (other,) = (await again.ok("claim", seq=2, floor=2))["jobs"]
+    assert other["uuid"] != first["jobs"][0]["uuid"]
+
+
+async def test_claims_and_silent_writes_share_a_connection(daemon: Daemon):
+    client = await daemon.client("c", name="w", ack="last")
+    client.send(
+        {"op": "create", "seq": 1, "job": {"uuid": "j", "status": "QUEUED"}},
+        {"op": "claim", "seq": 2, "kind": "lock", "id": "l", "requestId": "claim"},
+        {"op": "release", "seq": 3, "kind": "lock", "id": "l", "token": 1},
+    )
+    lines: list[dict[str, Any]] = []
+    while not lines or lines[-1].get("acked") != 3:
+        lines.append(await client.receive())
+    assert [line["records"][0]["id"] for line in lines if line.get("requestId") == "claim"] == ["l"]
+
+
+async def test_release_cancel_and_retry_reply_with_the_record(daemon: Daemon):
+    client = await daemon.client("c", name="w")
+    await client.ok("create", job={"uuid": "j", "status": "QUEUED"})
+    await daemon.caught_up()
+    await client.ok("claim")
+    ended = await client.ok("release", jobId="j", token=1, status="failed", job={"exitCode": 3})
+    assert (ended["job"]["status"], ended["job"]["exitCode"]) == ("FAILED", 3)
+    assert (await client.ok("retry", jobId="j"))["job"]["status"] == "QUEUED"
+    assert (await client.ok("cancel", jobId="j"))["job"]["status"] == "CANCELED"
+    assert (await client.refused("cancel", jobId="nobody"))[0] == "not_found"
+
+
+async def test_an_event_of_a_client_is_a_revision(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "j"})
+    reply = await client.write("emit", jobId="j", event={"type": "trace", "message": "m", "data": {"a": 1}})
+    assert reply["success"]
+    assert reply["revision"] == 2
+    assert reply["cursor"]
+    again = await client.ask("emit", jobId="j", event={"type": "trace"}, seq=client.seq, again=True)
+    assert (again["duplicate"], again["revision"]) == (True, 2)
+    assert (await client.refused("emit", jobId="j", event={"type": "created"}))[0] == "bad_request"
+    assert (await client.refused("emit", jobId="nobody", event={"type": "x"}))[0] == "not_found"

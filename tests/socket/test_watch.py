@@ -1,0 +1,732 @@
+"""watch: the reply first, then a line for every event, from a cursor, through a filter, once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from statesvc.backends.port import Engine
+from statesvc.config import Limits
+from statesvc_client.errors import Unavailable
+from tests.engines.addresses import EVERY
+from tests.engines.faulty import FaultyEngine
+from tests.socket.conftest import Start
+from tests.socket.following import (
+    compact,
+    event,
+    events,
+    nothing,
+    read_on,
+    shown,
+    stop_reading,
+    until,
+    watching,
+    with_watches,
+)
+from tests.socket.talking import Daemon, Talker, settings_for
+
+Json = dict[str, Any]
+
+
+# --- what is told --------------------------------------------------------------------------------------------------
+
+
+async def test_the_reply_comes_first_and_events_between_other_replies(daemon: Daemon):
+    talker = await daemon.client(None)
+    talker.send(
+        {"op": "watch", "requestId": "w", "after": "0"},
+        *({"op": "create", "job": {"uuid": f"j{number}"}, "requestId": number} for number in range(20)),
+    )
+    lines = await talker.receive_all(41)
+    assert (lines[0]["requestId"], lines[0]["success"], lines[0]["cursor"]) == ("w", True, "0")
+    told = [line["event"] for line in lines[1:] if line["requestId"] == "w"]
+    assert sorted(shown(told, "type", "id")) == sorted(("created", f"j{number}") for number in range(20))
+    assert [line["requestId"] for line in lines[1:] if line["requestId"] != "w"] == list(range(20))
+
+
+async def test_every_kind_of_change_is_told_with_the_record_as_it_is_afterwards(daemon: Daemon):
+    watcher, client = await watching(daemon), await daemon.client("worker-1")
+    await client.write("create", job={"uuid": "a", "status": "QUEUED", "nodeId": "n"})
+    await client.write("update", jobId="a", job={"pid": 7})
+    claimed = (await client.write("claim", jobId="a", ttl=60, status="RUNNING"))["jobs"][0]
+    emitted = await client.write("emit", jobId="a", event={"type": "step", "message": "one", "data": {"n": [1]}})
+    await client.write("update", jobId="a", job={"status": "STOPPING"})
+    await client.write("release", jobId="a", token=claimed["lease"]["token"], status="STOPPED")
+    await client.write("delete", jobId="a")
+    told = await events(watcher, 7)
+    assert shown(told, "type", "from", "to", "revision") == [
+        ("created", None, "QUEUED", 1),
+        ("updated", None, None, 2),
+        ("claimed", "QUEUED", "RUNNING", 3),
+        ("step", None, None, 4),
+        ("status", "RUNNING", "STOPPING", 5),
+        ("released", "STOPPING", "STOPPED", 6),
+        ("deleted", "STOPPED", None, 7),
+    ]
+    assert {each["kind"] for each in told} == {"job"}
+    assert {each["id"] for each in told} == {"a"}
+    assert {each["uid"] for each in told} == {claimed["uid"]}
+    assert [each["record"]["revision"] for each in told[:-1]] == [1, 2, 3, 4, 5, 6]
+    assert told[2]["record"] == claimed
+    assert "record" not in told[6]
+    assert (told[3]["message"], told[3]["data"]) == ("one", {"n": [1]})
+    assert emitted["revision"] == 4
+    assert [each["at"] for each in told] == sorted(each["at"] for each in told)
+
+
+async def test_a_lapsed_lease_is_told(daemon: Daemon):
+    watcher, client = await watching(daemon), await daemon.client("worker-1")
+    await client.write("create", job={"uuid": "a", "status": "QUEUED"})
+    await daemon.caught_up()
+    await client.write("claim", filter={}, ttl=0.1)
+    told = await events(watcher, 3)
+    assert shown(told, "type", "from", "to")[2] == ("lapsed", "RUNNING", "QUEUED")
+
+
+async def test_a_record_made_again_is_another_with_the_same_id(daemon: Daemon):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    for op in ("create", "delete", "create"):
+        await talker.ok(op, **({"job": {"uuid": "a"}} if op == "create" else {"jobId": "a"}))
+    told = await events(watcher, 3)
+    assert shown(told, "type", "revision") == [("created", 1), ("deleted", 2), ("created", 1)]
+    assert told[0]["uid"] == told[1]["uid"] != told[2]["uid"]
+
+
+async def test_a_watch_is_for_one_kind(daemon: Daemon):
+    talker = await daemon.client(None)
+    of_kv, of_jobs = await watching(daemon, kind="kv"), await watching(daemon)
+    await talker.ok("create", job={"uuid": "a"})
+    await talker.ok("create", kind="kv", record={"id": "b", "value": 1})
+    assert (await event(of_jobs))["record"]["uuid"] == "a"
+    told = await event(of_kv)
+    assert (told["kind"], told["id"], told["record"]["value"]) == ("kv", "b", 1)
+
+
+async def test_secrets_are_in_no_event(daemon: Daemon):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a", "status": "QUEUED", "secretEnvironment": {"KEY": "hush"}})
+    await talker.ok("update", jobId="a", job={"x": 1})
+    await talker.ok("emit", jobId="a", event={"type": "step"})
+    await talker.ok("claim", jobId="a", holder="w")
+    await talker.ok("delete", jobId="a")
+    for _ in range(5):
+        line = await watcher.line()
+        assert b'"event"' in line
+        assert b"secretEnvironment" not in line
+        assert b"hush" not in line
+
+
+async def test_a_request_id_of_any_kind_is_repeated(daemon: Daemon):
+    talker = await daemon.client(None)
+    ids = [7, "", 'a "quoted" \u2603 one', "7"]
+    for id in ids:
+        assert (await talker.ok("watch", requestId=id))["requestId"] == id
+    await (await daemon.talker()).ok("create", job={"uuid": "a"})
+    lines = await talker.receive_all(len(ids))
+    assert {(type(line["requestId"]), line["requestId"]) for line in lines} == {(type(id), id) for id in ids}
+
+
+async def test_an_event_and_its_record_that_are_too_large_together_fit_a_frame_without_the_record(
+    engine: Engine, start: Start
+):
+    limits = Limits(frame_bytes=64 * 1024, record_bytes=48 * 1024)
+    daemon = await start(engine, limits=limits)
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a", "pad": "x" * 40_000})
+    await talker.ok("update", jobId="a", job={"y": 1})
+    assert len((await events(watcher, 2))[1]["record"]["pad"]) == 40_000
+    told = {"type": "step", "data": "y" * 2_000}
+    reply = await talker.ask("emit", jobId="a", event=told)
+    if reply["success"]:
+        assert (await event(watcher))["data"] == told["data"]
+    told = {"type": "step", "data": "y" * 40_000}
+    reply = await talker.ask("emit", jobId="a", event=told)
+    if reply["success"]:
+        line = await watcher.line()
+        assert len(line) <= limits.frame_bytes
+        assert json.loads(line)["event"]["data"] == told["data"]
+    else:
+        assert reply["code"] == "bad_request"
+
+
+# --- filters -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_change_that_leaves_the_filter_is_told_without_the_record(daemon: Daemon):
+    watcher, talker = await watching(daemon, filter={"status": "running"}), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a", "status": "QUEUED"})
+    for status in ("RUNNING", "STOPPING", "STOPPED"):
+        await talker.ok("update", jobId="a", job={"status": status})
+    await talker.ok("create", job={"uuid": "b", "status": "RUNNING"})
+    await talker.ok("delete", jobId="a")
+    await talker.ok("delete", jobId="b")
+    told = await events(watcher, 4)
+    of_a = [each for each in told if each["id"] == "a"]
+    assert shown(of_a, "type", "from", "to", "revision") == [
+        ("status", "QUEUED", "RUNNING", 2),
+        ("left", "RUNNING", "STOPPING", 3),
+    ]
+    assert of_a[0]["record"]["status"] == "RUNNING"
+    assert "record" not in of_a[1]
+    assert shown([each for each in told if each["id"] == "b"], "type") == [("created",), ("deleted",)]
+
+
+@pytest.mark.parametrize(
+    ("filter_", "inside", "outside"),
+    [
+        ({"nodeId": "n1"}, {"nodeId": "n1"}, {"nodeId": "n2"}),
+        ({"owner": "worker/1"}, {"owner": "worker/1"}, {"owner": None}),
+        ({"labels": {"team": "a"}}, {"labels": {"team": "a"}}, {"labels": {"team": "b"}}),
+        ({"labels": {"size": 1}}, {"labels": {"size": 1}}, {"labels": {"size": 2}}),
+        ({"where": {"/meta/stage": "x"}}, {"meta": {"stage": "x"}}, {"meta": {"stage": "y"}}),
+        ({"statuses": ["PENDING", "QUEUED"]}, {"status": "PENDING"}, {"status": "RUNNING"}),
+    ],
+)
+async def test_a_record_is_followed_into_the_filter_and_out_of_it(
+    daemon: Daemon, filter_: Json, inside: Json, outside: Json
+):
+    watcher, talker = await watching(daemon, filter=filter_), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a", **inside})
+    await talker.ok("update", jobId="a", job={"touched": 1})
+    await talker.ok("update", jobId="a", job=outside)
+    await talker.ok("create", job={"uuid": "other", **outside})
+    await talker.ok("create", job={"uuid": "b", **inside})
+    await talker.ok("delete", jobId="b")
+    told = await events(watcher, 5)
+    of = {id: shown([each for each in told if each["id"] == id], "type") for id in ("a", "b")}
+    assert [type for (type,) in of["a"]] == ["created", "updated", "left"]
+    assert [type for (type,) in of["b"]] == ["created", "deleted"]
+
+
+async def test_ids_prefix_and_regex_choose_records_by_name(daemon: Daemon):
+    filters = [{"ids": ["a1", "b2"]}, {"prefix": "a"}, {"regex": "2$"}]
+    watchers = [await watching(daemon, filter=filter_) for filter_ in filters]
+    talker = await daemon.client(None)
+    for id in ("a1", "a2", "b1", "b2", "z"):
+        await talker.ok("create", job={"uuid": id})
+    expected = [{"a1", "b2"}, {"a1", "a2"}, {"a2", "b2"}]
+    for watcher, ids in zip(watchers, expected, strict=True):
+        assert {each["id"] for each in await events(watcher, 2)} == ids
+
+
+async def test_an_event_of_a_clients_own_passes_when_its_record_does_and_never_as_left(daemon: Daemon):
+    filter_ = {"where": {"x": 1}}
+    watcher, talker = await watching(daemon, filter=filter_), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a", "x": 1})
+    await talker.ok("create", job={"uuid": "b", "x": 2})
+    for id in ("b", "a"):
+        await talker.ok("emit", jobId=id, event={"type": "step"})
+    await talker.ok("create", job={"uuid": "end", "x": 1})
+    told = await events(watcher, 3)
+    assert sorted(shown(told, "id", "type")) == [("a", "created"), ("a", "step"), ("end", "created")]
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        ({"filter": {"limit": 5}}, "limit"),
+        ({"filter": {"sortBy": "createdAt"}}, "sortBy"),
+        ({"filter": {"sortDesc": False}}, "sortDesc"),
+        ({"filter": {"colour": "red"}}, "colour"),
+        ({"filter": {"regex": "("}}, "regex"),
+        ({"filter": {"status": "NOWHERE"}}, "NOWHERE"),
+        ({"filter": {"ids": [str(number) for number in range(2000)]}}, "ids"),
+        ({"jobId": "a"}, "ids"),
+        ({"kind": "No Kind"}, "No Kind"),
+    ],
+)
+async def test_a_watch_that_makes_no_sense_is_refused_by_name(client: Talker, request_: Json, text: str):
+    code, error = await client.refused("watch", **request_)
+    assert code == "bad_request"
+    assert text in error
+
+
+# --- cursors -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_starts_now_behind_what_was_written_before_it(daemon: Daemon):
+    talker = await daemon.client(None)
+    talker.send(
+        {"op": "create", "job": {"uuid": "before"}, "requestId": 1},
+        {"op": "watch", "requestId": "w"},
+        {"op": "create", "job": {"uuid": "after"}, "requestId": 2},
+    )
+    lines = await talker.receive_all(4)
+    assert [line["event"]["id"] for line in lines if "event" in line] == ["after"]
+
+
+async def test_a_watch_from_the_oldest_kept_sees_everything(daemon: Daemon):
+    talker = await daemon.client(None)
+    for number in range(300):
+        talker.send({"op": "create", "job": {"uuid": f"j{number}"}})
+    await talker.receive_all(300)
+    watcher = await watching(daemon, after="0")
+    assert {each["id"] for each in await events(watcher, 300)} == {f"j{number}" for number in range(300)}
+
+
+async def test_a_watch_from_a_lists_as_of_misses_nothing_and_repeats_nothing_before_it(daemon: Daemon):
+    writer, reader = await daemon.talker(), await daemon.client(None)
+    await writer.in_one_go({"op": "create", "job": {"uuid": f"old-{number}"}} for number in range(50))
+    await daemon.caught_up()
+    writer.send(*({"op": "create", "job": {"uuid": f"new-{number}"}} for number in range(300)))
+    page = await reader.ok("list", limit=1000)
+    known = {job["uuid"] for job in page["jobs"]}
+    await writer.receive_all(300)
+    watcher = await watching(daemon, after=page["asOf"], filter={"regex": "^(old|new)"})
+    behind = await daemon.engine.read_log(page["asOf"].partition(".")[2], 1000)
+    expected = [entry.row.id for entry in behind if entry.row.kind == "job"]
+    told = [each["id"] for each in await events(watcher, len(expected))]
+    assert sorted(told) == sorted(expected)
+    assert not any(id.startswith("old") for id in told)
+    if daemon.engine.name != "weak":  # its lists may lag
+        assert len(known | set(told)) == 350
+
+
+async def test_a_watcher_that_comes_back_again_and_again_sees_every_change_once_and_in_order(daemon: Daemon):
+    names = [f"j{number}" for number in range(8)]
+    writer = await daemon.client(None)
+    watcher = await watching(daemon)
+    cursor = ""
+
+    async def change() -> None:
+        await writer.in_one_go({"op": "create", "job": {"uuid": name}} for name in names)
+        for number in range(1, 40):
+            await writer.in_one_go({"op": "update", "jobId": name, "job": {"n": number}} for name in names)
+
+    changing = asyncio.create_task(change())
+    seen: dict[str, list[int]] = {name: [] for name in names}
+    count = 0
+    while count < 8 * 40:
+        told = await event(watcher)
+        seen[told["id"]].append(told["revision"])
+        count += 1
+        cursor = told["cursor"]
+        if count % 7 == 0:
+            await watcher.close()
+            watcher = await watching(daemon, after=cursor)
+    await changing
+    assert seen == {name: list(range(1, 41)) for name in names}
+
+
+@pytest.mark.parametrize("name", [name for name, address in EVERY.items() if address.keeps])
+async def test_a_watcher_goes_on_from_its_cursor_after_the_daemon_was_started_again(
+    name: str, tmp_path: Path, socket_folder: Path, start: Start
+):
+    make = EVERY[name].make(tmp_path)
+    first = await Daemon(make(), settings_for(socket_folder)).start()
+    talker, watcher = await first.client(None), await watching(first)
+    for number in range(20):
+        await talker.ok("create", job={"uuid": f"j{number}"})
+    told = await events(watcher, 11)
+    assert await first.stop() == 0
+    second = await start(make())
+    talker, watcher = await second.client(None), await watching(second, after=told[-1]["cursor"])
+    await talker.ok("create", job={"uuid": "after"})
+    told += await events(watcher, 10)
+    assert sorted(each["id"] for each in told) == sorted([*(f"j{number}" for number in range(20)), "after"])
+
+
+async def test_a_cursor_of_another_epoch_is_gone(tmp_path: Path, start: Start):
+    first = await start(EVERY["memory"].make(tmp_path)())
+    cursor = (await (await first.client(None)).ok("watch"))["cursor"]
+    second = await start(EVERY["memory"].make(tmp_path)())
+    talker = await second.client(None)
+    code, error = await talker.refused("watch", after=cursor)
+    assert code == "gone"
+    assert "asOf" in error
+    assert (await talker.refused("history", jobId="a", after=cursor))[0] == "gone"
+
+
+@pytest.mark.parametrize("after", ["", "nonsense", "5", "12345678.", ".5", "zz.zz", "1234567890abcdef", "\x00" * 5000])
+async def test_what_is_no_cursor_is_refused(client: Talker, after: str):
+    code, error = await client.refused("watch", after=after)
+    assert code == "bad_request"
+    assert len(error) < 500
+
+
+async def test_a_cursor_of_this_epoch_that_no_engine_gave_is_refused(client: Talker):
+    epoch = (await client.ok("hello"))["epoch"]
+    for inner in ("x", "-1", "1" * 50, "a1.b2", "1 "):
+        assert (await client.refused("watch", after=f"{epoch}.{inner}"))[0] in ("bad_request", "gone"), inner
+
+
+async def test_a_cursor_whose_entries_were_cut_is_gone_and_a_list_leads_back(daemon: Daemon):
+    talker = await daemon.client(None)
+    old = (await talker.ok("list"))["asOf"]
+    await talker.in_one_go({"op": "create", "job": {"uuid": f"j{number}"}} for number in range(50))
+    await talker.ok("create", job={"uuid": "newest, which is never cut"})
+    await daemon.caught_up()
+    new = (await talker.ok("list"))["asOf"]
+    await compact(daemon.engine)
+    code, error = await talker.refused("watch", after=old)
+    assert code == "gone"
+    assert "list again" in error
+    watcher = await watching(daemon, after=new)
+    await talker.ok("create", job={"uuid": "next"})
+    assert (await event(watcher))["id"] == "next"
+
+
+async def test_a_watch_ends_when_the_log_begins_anew_under_it(daemon: Daemon):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a"})
+    told = await event(watcher)
+    await daemon.store.commits.settled()
+    await daemon.engine.load(nothing())
+    await talker.ok("create", kind="kv", record={"id": "wakes the log"})
+    end = await watcher.receive()
+    # An engine that is closed for the moment says so.
+    assert (end["requestId"], end["success"], end["code"] in ("gone", "unavailable")) == ("w", False, True)
+    assert (await watcher.refused("watch", requestId="w", after=told["cursor"]))[0] == "gone"
+    assert (await watcher.ok("watch", requestId="w"))["success"]
+
+
+# --- many, and slow ones -------------------------------------------------------------------------------------------
+
+
+async def test_ten_watchers_each_see_every_change_once_and_in_the_order_of_each_record(daemon: Daemon):
+    watchers = [await watching(daemon) for _ in range(10)]
+    writers = [await daemon.client(None) for _ in range(4)]
+
+    async def write(number: int, writer: Talker) -> None:
+        ids = [f"j{number}-{place}" for place in range(50)]
+        await writer.in_one_go({"op": "create", "job": {"uuid": id}} for id in ids)
+        for turn in range(9):
+            await writer.in_one_go({"op": "update", "jobId": id, "job": {"turn": turn}} for id in ids)
+
+    writing = asyncio.gather(*(write(number, writer) for number, writer in enumerate(writers)))
+    told = await asyncio.gather(*(events(watcher, 2000) for watcher in watchers))
+    await writing
+    for seen in told:
+        revisions: dict[str, list[int]] = {}
+        for each in seen:
+            revisions.setdefault(each["id"], []).append(each["revision"])
+        assert len(revisions) == 200
+        assert all(of_one == list(range(1, 11)) for of_one in revisions.values())
+        assert daemon.engine.name == "weak" or seen == told[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["memory", "sqlite"])
+async def test_ten_watchers_on_fifty_thousand_changes_each_see_all_of_them(name: str, tmp_path: Path, start: Start):
+    daemon = await start(EVERY[name].make(tmp_path)())
+    watchers = [await watching(daemon) for _ in range(10)]
+    writers = [await daemon.client(None) for _ in range(5)]
+
+    async def write(number: int, writer: Talker) -> None:
+        for batch in range(50):
+            await writer.in_one_go({"op": "create", "job": {"uuid": f"{number}-{batch}-{n}"}} for n in range(200))
+
+    async def follow(watcher: Talker) -> bytes:
+        parts: list[bytes] = []
+        lines = 0
+        while lines < 50_000:
+            parts.append(await watcher._reader.read(1 << 20))
+            assert parts[-1], "the connection ended"
+            lines += parts[-1].count(b"\n")
+        return b"".join(parts)
+
+    writing = asyncio.gather(*(write(number, writer) for number, writer in enumerate(writers)))
+    first, *others = await asyncio.gather(*(follow(watcher) for watcher in watchers))
+    await writing
+    assert len({json.loads(line)["event"]["id"] for line in first.splitlines()}) == 50_000
+    assert first.count(b"\n") == 50_000
+    assert all(seen == first for seen in others)
+
+
+SMALL = Limits(output_bytes=4096, watch_behind=50)
+
+
+async def _changes(talker: Talker, id: str, count: int) -> None:
+    """Changes of some kilobytes, one after the other."""
+    await talker.ok("create", job={"uuid": id})
+    for number in range(count - 1):
+        await talker.ok("update", jobId=id, job={"pad": "x" * 8000, "n": number})
+
+
+async def test_a_watcher_that_takes_nothing_is_cut_off_and_costs_its_bound_while_the_others_go_on(
+    engine: Engine, start: Start
+):
+    daemon = await start(engine, limits=SMALL)
+    deaf, other, talker = await watching(daemon), await watching(daemon), await daemon.client(None)
+    connections = with_watches(daemon)
+    stop_reading(deaf)
+    most = 0
+
+    async def look() -> None:
+        nonlocal most
+        while len(with_watches(daemon)) == 2:
+            most = max(most, *(each._transport.get_write_buffer_size() for each in connections))
+            await asyncio.sleep(0.001)
+
+    looking = asyncio.create_task(look())
+    following = asyncio.create_task(events(other, 300))
+    await _changes(talker, "a", 300)
+    assert [each["revision"] for each in await following] == list(range(1, 301))
+    await looking
+    assert most < 4096 + 3 * 64 * 1024
+    read_on(deaf)
+    told: list[Json] = []
+    while "event" in (line := await deaf.receive()):
+        told.append(line["event"])
+    assert (line["requestId"], line["success"], line["code"]) == ("w", False, "busy")
+    assert "50 changes" in line["error"]
+    assert [each["revision"] for each in told] == list(range(1, len(told) + 1))
+    assert (await deaf.ok("ping", requestId="p"))["requestId"] == "p"
+    await deaf.ok("watch", requestId="w", after=told[-1]["cursor"])
+    rest = await events(deaf, 300 - len(told))
+    assert [each["revision"] for each in told + rest] == list(range(1, 301))
+
+
+async def test_a_watcher_that_pauses_and_reads_on_misses_nothing(engine: Engine, start: Start):
+    daemon = await start(engine, limits=Limits(output_bytes=4096))
+    slow, talker = await watching(daemon), await daemon.client(None)
+    stop_reading(slow)
+    await _changes(talker, "a", 200)
+    read_on(slow)
+    assert [each["revision"] for each in await events(slow, 200)] == list(range(1, 201))
+
+
+async def test_a_stalled_watcher_whose_log_is_cut_is_told_that_it_is_gone(engine: Engine, start: Start):
+    daemon = await start(engine, limits=Limits(output_bytes=4096))
+    slow, talker = await watching(daemon), await daemon.client(None)
+    stop_reading(slow)
+    await _changes(talker, "a", 200)
+    await compact(daemon.engine)
+    read_on(slow)
+    lines = [await slow.receive()]
+    while "event" in lines[-1]:
+        lines.append(await slow.receive())
+    assert lines[-1]["code"] == "gone"
+    assert (await slow.ok("ping"))["success"]
+
+
+async def test_a_connection_that_never_reads_is_closed_in_the_end(engine: Engine, start: Start):
+    daemon = await start(engine, limits=Limits(output_bytes=4096, stalled_output_seconds=0.2))
+    deaf, talker = await watching(daemon), await daemon.client(None)
+    stop_reading(deaf)
+    await _changes(talker, "a", 100)
+    await until(lambda: not with_watches(daemon))
+    read_on(deaf)
+    while await deaf.line():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("problem", "code", "text"),
+    [
+        (Unavailable("the log is away"), "unavailable", "the log is away"),
+        (asyncio.CancelledError(), "unavailable", "watch again"),
+        (RuntimeError("a bug"), "internal", "RuntimeError"),
+    ],
+)
+async def test_a_failing_engine_ends_the_watch_with_its_code(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, problem: BaseException, code: str, text: str
+):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+
+    async def fail(*_: Any) -> Any:
+        raise problem
+
+    monkeypatch.setattr(daemon.engine, "read_log", fail)
+    await talker.ok("create", job={"uuid": "a"})
+    end = await watcher.receive()
+    assert (end["requestId"], end["success"], end["code"]) == ("w", False, code)
+    assert end["error"].startswith("WATCH_ERROR: ")
+    assert text in end["error"]
+    assert with_watches(daemon) == []
+    assert (await watcher.ok("ping"))["success"]
+
+
+# --- several on one connection, and their end ----------------------------------------------------------------------
+
+
+async def test_a_connection_has_a_bounded_number_of_watches_each_with_its_own_id(engine: Engine, start: Start):
+    daemon = await start(engine, limits=Limits(watches=2))
+    talker = await daemon.client(None)
+    for id in ("one", "two"):
+        await talker.ok("watch", requestId=id)
+    code, error = await talker.refused("watch", requestId="three")
+    assert code == "busy"
+    assert "2 watches" in error
+    assert (await talker.refused("watch", requestId="one"))[0] == "bad_request"
+    await talker.ok("unwatch", watch="one")
+    await talker.ok("watch", requestId="three")
+    await (await daemon.talker()).ok("create", job={"uuid": "a"})
+    assert {line["requestId"] for line in await talker.receive_all(2)} == {"two", "three"}
+
+
+async def test_more_watches_than_take_their_turn_at_once_are_all_served(daemon: Daemon):
+    talker, writer = await daemon.client(None), await daemon.client(None)
+    for id in range(60):
+        await talker.ok("watch", requestId=id)
+    await writer.in_one_go({"op": "create", "job": {"uuid": f"j{number}"}} for number in range(20))
+    told = [(line["requestId"], line["event"]["id"]) for line in await talker.receive_all(60 * 20)]
+    assert sorted(told) == sorted((id, f"j{number}") for id in range(60) for number in range(20))
+
+
+async def test_the_reply_to_unwatch_comes_behind_the_last_event(daemon: Daemon):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    writing = asyncio.create_task(
+        talker.in_one_go({"op": "create", "job": {"uuid": f"j{number}"}} for number in range(500))
+    )
+    assert (await event(watcher))["type"] == "created"
+    watcher.send({"op": "unwatch", "watch": "w", "requestId": "u"})
+    while (line := await watcher.receive())["requestId"] != "u":
+        assert line["requestId"] == "w"
+    assert line == {"requestId": "u", "success": True}
+    await writing
+    await talker.ok("create", job={"uuid": "later"})
+    assert await watcher.ask("ping", requestId="p") == {"requestId": "p", "success": True}
+
+
+async def test_unwatch_ends_the_one_that_is_named_its_own_id_or_all(daemon: Daemon):
+    talker = await daemon.client(None)
+    for id in (1, 2, 3, 4):
+        await talker.ok("watch", requestId=id)
+    assert await talker.refused("unwatch", watch=9, requestId="u") == (
+        "not_found",
+        "UNWATCH_ERROR: no watch of this connection has the requestId 9",
+    )
+    await talker.ok("unwatch", watch=1, requestId="u")
+    await talker.ok("unwatch", requestId=2)
+    (connection,) = with_watches(daemon)
+    assert list(connection._session.watches) == [3, 4]
+    await talker.ok("unwatch", requestId="u")
+    assert with_watches(daemon) == []
+    assert (await talker.ok("unwatch"))["success"]
+
+
+async def test_a_watch_that_is_ended_before_its_reply_is_sent_tells_nothing(faulty: FaultyEngine, start: Start):
+    if not faulty.immediate:
+        pytest.skip("on a shared engine a request begins when the one before it is answered")
+    daemon = await start(faulty)
+    talker = await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a"})
+    faulty.hold()
+    talker.send(
+        {"op": "update", "jobId": "a", "job": {"x": 1}, "requestId": 1},
+        {"op": "watch", "requestId": "w", "after": "0"},
+        {"op": "unwatch", "watch": "w", "requestId": 2},
+        {"op": "ping", "requestId": 3},
+    )
+    await until(lambda: any(len(each._line) == 4 for each in daemon.server._connections))
+    faulty.let_go()
+    assert [line["requestId"] for line in await talker.receive_all(4)] == [1, "w", 2, 3]
+    assert await talker.ask("ping", requestId="p") == {"requestId": "p", "success": True}
+
+
+async def test_a_client_with_one_line_for_a_run_of_writes_can_watch_its_own(daemon: Daemon):
+    client = await daemon.client("c", ack="last")
+    await client.ok("watch", requestId="w")
+    client.send(*({"op": "create", "job": {"uuid": f"j{seq}"}, "seq": seq} for seq in range(1, 101)))
+    lines: list[Json] = []
+    while sum("event" in line for line in lines) < 100 or not any(line.get("acked") == 100 for line in lines):
+        lines.append(await client.receive())
+    assert sorted(line["event"]["id"] for line in lines if "event" in line) == sorted(
+        f"j{seq}" for seq in range(1, 101)
+    )
+    acked = [line["acked"] for line in lines if "acked" in line]
+    assert acked == sorted(set(acked))
+
+
+async def test_a_second_hello_of_the_same_client_ends_the_watches_of_the_first(daemon: Daemon):
+    first = await daemon.client("c")
+    await first.ok("watch", requestId="w")
+    await daemon.client("c")
+    assert await first.line() == b""
+    assert with_watches(daemon) == []
+
+
+async def test_a_connection_that_says_hello_again_keeps_its_watches(daemon: Daemon):
+    talker = await daemon.client("c")
+    await talker.ok("watch", requestId="w")
+    await talker.hello("d")
+    await (await daemon.talker()).ok("create", job={"uuid": "a"})
+    assert (await event(talker))["id"] == "a"
+
+
+async def test_a_client_that_stopped_sending_still_gets_its_events(daemon: Daemon):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    watcher._writer.write_eof()
+    (connection,) = with_watches(daemon)
+    await until(lambda: connection._ending)
+    for id in ("a", "b"):
+        await talker.ok("create", job={"uuid": id})
+    assert {each["id"] for each in await events(watcher, 2)} == {"a", "b"}
+
+
+async def test_a_half_closed_connection_ends_with_its_last_watch(engine: Engine, start: Start):
+    daemon = await start(engine)
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    watcher._writer.write_eof()
+    await daemon.store.commits.settled()
+    await daemon.engine.load(nothing())
+    await talker.ok("create", job={"uuid": "a"})
+    assert not (await watcher.receive())["success"]
+    assert await watcher.line() == b""
+
+
+async def test_a_client_that_stopped_sending_and_then_went_away_is_noticed(daemon: Daemon):
+    watcher = await watching(daemon)
+    watcher._writer.write_eof()
+    (connection,) = with_watches(daemon)
+    await until(lambda: connection._ending)
+    assert with_watches(daemon) == [connection]
+    await watcher.close()
+    await until(lambda: connection not in daemon.server._connections)
+
+
+async def test_the_watches_of_a_client_that_went_away_end(daemon: Daemon):
+    watcher = await watching(daemon)
+    (connection,) = with_watches(daemon)
+    await watcher.close()
+    await until(lambda: connection not in daemon.server._connections)
+    assert connection._session.watches == {}
+
+
+async def test_watches_end_quietly_and_hold_nothing_up_when_the_daemon_stops(
+    engine: Engine, socket_folder: Path, start: Start
+):
+    # A drain that waits for the watch, or for the claim, would outlast the patience of the test.
+    daemon = await Daemon(engine, replace(settings_for(socket_folder), drain_seconds=3000.0)).start()
+    watcher, waiter = await watching(daemon), await daemon.client(None)
+    waiter.send(*({"op": "claim", "filter": {}, "holder": "h", "wait": 3000, "requestId": n} for n in range(3)))
+    await until(lambda: any(each._session.waits for each in daemon.server._connections))
+    daemon.server._signalled("the test")
+    assert daemon._task is not None
+    assert await asyncio.wait_for(asyncio.shield(daemon._task), 60) == 0
+    assert await watcher.line() == b""
+    assert [line["jobs"] for line in await waiter.receive_all(3)] == [[], [], []]
+    await daemon.stop()
+
+
+# --- claims that wait ----------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_waits_on_for_a_client_that_only_stopped_sending(daemon: Daemon):
+    waiter, talker = await daemon.client(None), await daemon.client(None)
+    waiter.send({"op": "claim", "filter": {}, "holder": "h", "wait": 60, "requestId": "c"})
+    waiter._writer.write_eof()
+    await until(lambda: any(each._ending and each._session.waits for each in daemon.server._connections))
+    await talker.ok("create", job={"uuid": "a", "status": "QUEUED"})
+    assert (await waiter.receive())["jobs"][0]["uuid"] == "a"
+    assert await waiter.line() == b""
+
+
+@pytest.mark.parametrize("behind", [0, 5])
+async def test_a_claim_is_withdrawn_when_its_client_went_away(daemon: Daemon, behind: int):
+    """Also when more requests wait behind it, so that nothing more is read."""
+    waiter, talker = await daemon.client(None), await daemon.client(None)
+    waiter.send({"op": "claim", "filter": {}, "holder": "h", "wait": 3000, "requestId": "c"})
+    waiter.send(*({"op": "create", "job": {"uuid": f"behind-{number}"}} for number in range(behind)))
+    await until(lambda: any(each._session.waits for each in daemon.server._connections))
+    (connection,) = (each for each in daemon.server._connections if each._session.waits)
+    await waiter.close()
+    await until(lambda: connection not in daemon.server._connections)
+    await talker.ok("create", job={"uuid": "a", "status": "QUEUED"})
+    assert "lease" not in (await talker.ok("get", jobId="a"))["job"]

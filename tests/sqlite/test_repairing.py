@@ -1,0 +1,415 @@
+"""Whatever is wrong in a store is found by its check; what can be made again is, and what cannot is named."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import msgspec
+import pytest
+
+from statesvc.backends.port import DataCorrupt, Event, LogKept, Query, Row
+from statesvc.backends.sqlite import SqliteEngine
+from statesvc.backends.sqlite.files import open_writer
+from statesvc.backends.sqlite.offline import check_folder, repair_folder
+from statesvc.backends.sqlite.state import decode_row
+from statesvc.backends.sqlite.storing import columns_of
+from statesvc.process.errors import AlreadyRunning
+from tests.engines.rows import after, buried, hidden, removed
+from tests.sqlite.filling import change, compact, content, create, flip, look, opened
+
+JOBS = 40
+PAGE_BYTES = 4096
+
+
+@pytest.fixture
+async def store(tmp_path) -> Path:
+    """A closed store in which records were made, changed, buried, removed and changed without a word."""
+    async with opened(tmp_path / "store") as engine:
+        rows = await create(
+            engine, [f"job-{number:02d}" for number in range(JOBS)], at=10, node="n1", labels=(("team", "red"),)
+        )
+        for number in range(5):
+            step = after(rows[number], node="n2", labels=(("team", "blue"),))
+            await engine.commit([(step._replace(event=Event("updated", 20)),)])
+        await engine.commit([(buried(rows[10]),), (removed(rows[11]),), (hidden(rows[12], token=7),)])
+        await create(engine, ["job-11"], at=30)
+        await create(engine, ["last"], at=40)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+async def cut_store(store) -> Path:
+    """The same, its log cut down to the last two commits."""
+    async with opened(store) as engine:
+        await compact(engine, LogKept(since=30, most_bytes=1 << 40))
+        assert [entry.row.id for entry in await engine.read_log("", 100)] == ["job-11", "last"]
+    return store
+
+
+async def seen(folder: Path) -> dict[str, object]:
+    """Everything that can be asked for."""
+    async with opened(folder) as engine:
+        answers: dict[str, object] = {"rows": await content(engine)}
+        for term in (("label:team", "red"), ("label:team", "blue"), ("node", "n1"), ("node", "n2"), None):
+            answers[str(term)] = await engine.query(Query(kind="job", limit=100, term=term))
+        for number in range(JOBS):
+            key = ("job", f"job-{number:02d}")
+            answers[f"history of {key[1]}"] = await engine.history(key, "", 100)
+        return answers
+
+
+async def repaired(folder: Path, *problems: str) -> list[str]:
+    """The check finds these problems, a repair while serving cures them; the check after it finds nothing."""
+    async with opened(folder) as engine:
+        found = await engine.check()
+        assert found
+        for problem in problems:
+            assert any(re.search(problem, text) for text in found), (problem, found)
+        done = await engine.repair()
+        assert await engine.check() == []
+        assert await engine.repair() == []
+    assert check_folder(folder) == []
+    return done
+
+
+FAULTS = {
+    "a column": (
+        "UPDATE record SET node = 'n2' WHERE id = 'job-07'",
+        "job job-07: its index columns differ",
+        "job job-07: its index columns were written again from the record",
+    ),
+    "a place in the queue": (
+        "UPDATE record SET ready = 'x', due = 5 WHERE id = 'job-08'",
+        "job job-08: its index columns differ",
+        "job job-08: its index columns were written again from the record",
+    ),
+    "the id of a row": (
+        "UPDATE record SET id = 'strange' WHERE id = 'job-08'",
+        "job strange: its index columns differ",
+        "job job-08: its index columns were written again from the record",
+    ),
+    "a tombstone that lives": (
+        "UPDATE record SET deleted = NULL WHERE id = 'job-10'",
+        "job job-10: its index columns differ",
+        "job job-10: its index columns were written again from the record",
+    ),
+    "a label that is missing": (
+        "DELETE FROM label WHERE id = 'job-03'",
+        "job job-03: its labels differ",
+        "job job-03: its labels were written again from the record",
+    ),
+    "a label too many": (
+        "INSERT INTO label VALUES ('job', 'team', 'green', 1, 'job-03')",
+        "job job-03: its labels differ",
+        "job job-03: its labels were written again from the record",
+    ),
+    "a label of a record that has none": (
+        "INSERT INTO label VALUES ('job', 'team', 'red', 1, 'job-11')",
+        "job job-11: its labels differ",
+        "job job-11: its labels were written again from the record",
+    ),
+    "a label of nobody": (
+        "INSERT INTO label VALUES ('job', 'team', 'red', 1, 'nobody')",
+        "1 rows of label belong to no record",
+        "state.db: 1 rows of label that belonged to no record were removed",
+    ),
+    "a history of nobody": (
+        "INSERT INTO history VALUES (99999, 1)",
+        "1 rows of history belong to no record",
+        "state.db: 1 rows of history that belonged to no record were removed",
+    ),
+    "an entry its history lacks": (
+        "DELETE FROM history WHERE position = 3",
+        "job job-02: its history differs from the log",
+        "the history of all records was made again from the log",
+    ),
+    "an entry of another record's history": (
+        "UPDATE history SET record = (SELECT rowid FROM record WHERE id = 'job-09') WHERE position = 3",
+        "job job-02: its history differs from the log",
+        "the history of all records was made again from the log",
+    ),
+    "an entry in two histories": (
+        "INSERT INTO history SELECT rowid, 3 FROM record WHERE id = 'job-09'",
+        "1 rows of history name no entry of the log",
+        "the history of all records was made again from the log",
+    ),
+    "an index that is missing": (
+        "DROP INDEX record_created",
+        "its index record_created is missing",
+        "state.db: its index record_created was missing and was made again",
+    ),
+    "a record that is missing": (
+        "DELETE FROM record WHERE id = 'job-05'",
+        "job job-05 is not what the log says",
+        "job job-05: its record was not what the log says and was taken from the log again",
+    ),
+    "bytes of a record": (
+        "UPDATE record SET data = CAST(data || x'00' AS BLOB) WHERE id = 'job-06'",
+        "job job-06 does not match its checksum",
+        "job job-06: its record was damaged and was taken from the log again",
+    ),
+    "the checksum of a record": (
+        "UPDATE record SET checksum = 1 WHERE id = 'job-12'",
+        "job job-12 does not match its checksum",
+        "job job-12: its record was damaged and was taken from the log again",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_what_can_be_made_again_is_made_again_while_serving(store, name):
+    damage, problem, sentence = FAULTS[name]
+    before = await seen(store)
+    change(store / "state.db", damage)
+    assert sentence in await repaired(store, problem)
+    assert await seen(store) == before
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_what_can_be_made_again_is_made_again_in_a_folder_nobody_serves(store, name):
+    damage, problem, sentence = FAULTS[name]
+    before = await seen(store)
+    change(store / "state.db", damage)
+    assert any(problem in text for text in check_folder(store))
+    assert sentence in repair_folder(store)
+    assert check_folder(store) == []
+    assert repair_folder(store) == []
+    assert await seen(store) == before
+
+
+async def test_everything_wrong_at_once_is_made_right_at_once(store):
+    before = await seen(store)
+    apart = [name for name in FAULTS if name not in ("the id of a row", "a record that is missing")]
+    for name in apart:
+        change(store / "state.db", FAULTS[name][0])
+    done = repair_folder(store)
+    assert {FAULTS[name][2] for name in apart} <= set(done)
+    assert check_folder(store) == []
+    assert await seen(store) == before
+
+
+async def test_an_index_with_wrong_entries_is_made_again(store):
+    before = await seen(store)
+    with closing(open_writer(store / "state.db")) as db:
+        sql = db.execute("SELECT sql FROM sqlite_master WHERE name = 'record_node'").get
+        db.execute("DROP INDEX record_node")
+        db.execute(f"{sql} AND node <> 'n1'")
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'record_node'", (sql,))
+    done = await repaired(store, "missing from index record_node")
+    assert done == ["state.db: its indexes were made again"]
+    assert await seen(store) == before
+
+
+async def test_a_missing_index_of_the_log_is_made_again(store):
+    change(store / "log.db", "DROP INDEX batch_back")
+    assert "log.db: its index batch_back was missing and was made again" in await repaired(store, "batch_back")
+
+
+async def test_a_record_that_says_something_else_than_the_log_is_taken_from_the_log(store):
+    """Its own checksum is right: only the log can tell."""
+    before = await seen(store)
+    data = look(store / "state.db", "SELECT data FROM record WHERE id = 'job-20'")
+    row: Row = msgspec.structs.replace(decode_row(data), revision=99)
+    *_, data, checksum = columns_of(row)
+    change(store / "state.db", "UPDATE record SET data = ?, checksum = ? WHERE id = 'job-20'", data, checksum)
+    (done,) = await repaired(store, "job job-20 is not what the log says")
+    assert done == "job job-20: its record was not what the log says and was taken from the log again"
+    assert await seen(store) == before
+
+
+async def test_a_record_that_came_back_is_removed_again(store):
+    """Removed by the log, and once more in the state."""
+    before = await seen(store)
+    async with opened(store) as engine:
+        (last,) = [row for key, row in (await content(engine)).items() if key == ("job", "last")]
+        await engine.commit([(removed(last),)])
+    columns = columns_of(last)
+    marks = ", ".join("?" * len(columns))
+    names = (
+        "kind, id, status, node, owner, created, updated, started, completed, scheduled, priority, ready, due, deleted"
+    )
+    change(store / "state.db", f"INSERT INTO record ({names}, data, checksum) VALUES ({marks})", *columns)
+    await repaired(store, "job last is not what the log says")
+    rows = before["rows"]
+    assert isinstance(rows, dict)
+    assert (await seen(store))["rows"] == {key: row for key, row in rows.items() if key != ("job", "last")}
+
+
+async def test_a_damaged_record_that_the_log_no_longer_has_is_named_and_left(cut_store):
+    change(cut_store / "state.db", "UPDATE record SET checksum = checksum + 1 WHERE id IN ('job-06', 'job-11')")
+    lost = "job job-06: its record is damaged and the log no longer has it: restore it from a snapshot"
+    async with opened(cut_store) as engine:
+        assert sorted(await engine.repair()) == [
+            lost,
+            "job job-11: its record was damaged and was taken from the log again",
+        ]
+        assert [text for text in await engine.check() if "job-06" in text]
+    assert repair_folder(cut_store) == [lost]
+    assert look(cut_store / "state.db", "SELECT count(*) FROM record WHERE id = 'job-06'") == 1
+
+
+async def test_a_repaired_record_is_served_as_repaired(store):
+    change(store / "state.db", "UPDATE record SET checksum = checksum + 1 WHERE id = 'job-06'")
+    async with opened(store) as engine:
+        with pytest.raises(Exception, match="checksum"):
+            engine.peek(("job", "job-06"))
+        await engine.repair()
+        row = engine.peek(("job", "job-06"))
+        assert row is not None
+        assert row.revision == 1
+
+
+async def test_a_log_whose_chain_is_broken_is_named_and_nothing_is_made_from_it(store):
+    digest = b"0123456789abcdef"
+    change(store / "log.db", "UPDATE batch SET digest = ? WHERE first = 41", digest)
+    change(store / "state.db", "UPDATE record SET checksum = checksum + 1 WHERE id = 'job-06'")
+    async with opened(store) as engine:
+        done = await engine.repair()
+    assert any("entry 41 does not match its checksum" in text and "cannot be made again" in text for text in done)
+    assert any(text.startswith("job job-06: its record is damaged") for text in done)
+
+
+async def test_the_check_finds_nothing_while_others_write(tmp_path):
+    """It looks at one moment of both files."""
+    async with opened(tmp_path / "store", apply_seconds=0.001) as engine:
+        rows = await create(engine, [f"job-{number:03d}" for number in range(300)])
+        done = asyncio.Event()
+
+        async def write() -> None:
+            newest = {row.key: row for row in rows}
+            while not done.is_set():
+                for key, row in list(newest.items())[:50]:
+                    step = after(row)
+                    await engine.commit([(step,)])
+                    newest[key] = step.row
+
+        writing = asyncio.create_task(write())
+        for _ in range(10):
+            assert await engine.check() == []
+        done.set()
+        await writing
+
+
+# --- damaged pages -------------------------------------------------------------------------------------------------
+
+
+def pages_of(path: Path, name: str) -> list[int]:
+    """Leaf pages of a table or an index."""
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        return [
+            page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'", (name,))
+        ]
+
+
+def damage(path: Path, name: str, which: int = 0) -> None:
+    flip(path, (pages_of(path, name)[which] - 1) * PAGE_BYTES + 2000)
+
+
+@pytest.mark.parametrize("name", ["record", "record_key", "label", "history", "fact", "sqlite_schema"])
+async def test_a_state_with_a_damaged_page_is_made_again_from_a_complete_log(store, name):
+    before = await seen(store)
+    damage(store / "state.db", name)
+    assert check_folder(store)
+    (done,) = repair_folder(store)
+    assert done.startswith("state.db was made again from the log")
+    assert check_folder(store) == []
+    assert await seen(store) == before
+
+
+@pytest.mark.parametrize("name", ["record_key", "record_created", "label", "history"])
+async def test_a_page_of_an_index_is_no_loss_once_the_log_is_cut(cut_store, name):
+    before = await seen(cut_store)
+    damage(cut_store / "state.db", name)
+    assert check_folder(cut_store)
+    done = repair_folder(cut_store)
+    assert done[0] == f"state.db had damaged pages: its {JOBS + 1} intact records were written into a new file"
+    assert check_folder(cut_store) == []
+    assert await seen(cut_store) == before
+
+
+async def test_records_on_a_damaged_page_are_taken_from_the_kept_log(cut_store):
+    """The newest page holds nothing but what the log still has."""
+    async with opened(cut_store) as engine:
+        for number in range(60):
+            await create(engine, [f"new-{number}"], at=50)
+    before = await seen(cut_store)
+    damage(cut_store / "state.db", "record", which=-1)
+    done = repair_folder(cut_store)
+    assert done[0].startswith("state.db had damaged pages")
+    assert any("was taken from the log again" in text for text in done[1:])
+    assert check_folder(cut_store) == []
+    assert await seen(cut_store) == before
+
+
+async def test_records_on_a_damaged_page_that_nothing_else_has_are_named_and_the_files_left_as_they_are(cut_store):
+    damage(cut_store / "state.db", "record")
+    shutil.copytree(cut_store, cut_store.with_name("copy"))
+    with pytest.raises(DataCorrupt, match=r"job job-0\d, .*restore a snapshot"):
+        repair_folder(cut_store)
+    for name in ("state.db", "log.db"):
+        assert (cut_store / name).read_bytes() == (cut_store.with_name("copy") / name).read_bytes()
+    assert not (cut_store / "incoming").exists()
+
+
+async def test_a_damaged_page_is_told_while_serving(cut_store):
+    damage(cut_store / "state.db", "record_created")
+    async with opened(cut_store) as engine:
+        assert any("page" in text for text in await engine.check())
+        done = await engine.repair()
+        assert done
+        assert all("stop the daemon" in text or "while it is served" in text for text in done)
+
+
+async def test_a_damaged_log_cannot_be_repaired_and_is_named(store):
+    damage(store / "log.db", "batch")
+    assert any("log.db" in text for text in check_folder(store))
+    with pytest.raises(DataCorrupt, match=r"log\.db is damaged.*restore a snapshot"):
+        repair_folder(store)
+
+
+async def test_a_log_that_cannot_be_opened_is_refused_by_name(store):
+    (store / "log.db").write_bytes(b"no database" * 1000)
+    assert any("log.db" in text for text in check_folder(store))
+    with pytest.raises(DataCorrupt, match=r"log\.db"):
+        repair_folder(store)
+
+
+# --- folders -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_folder_that_is_served_is_left_to_its_daemon(store):
+    async with opened(store):
+        with pytest.raises(AlreadyRunning):
+            check_folder(store)
+        with pytest.raises(AlreadyRunning):
+            repair_folder(store)
+
+
+def test_a_folder_without_a_store_is_told_and_nothing_is_made_in_it(tmp_path):
+    for look_at in (check_folder, repair_folder):
+        with pytest.raises(DataCorrupt, match="holds no store"):
+            look_at(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_checking_a_folder_that_was_killed_brings_it_up_to_its_log(tmp_path):
+    async with opened(tmp_path / "store", apply_seconds=60) as engine:
+        await create(engine, ["a", "b"])
+        shutil.copytree(tmp_path / "store", tmp_path / "copy", ignore=shutil.ignore_patterns("lock"))
+    assert check_folder(tmp_path / "copy") == []
+    async with opened(tmp_path / "copy") as engine:
+        assert len(await content(engine)) == 2
+
+
+async def test_a_broken_engine_is_not_what_a_check_leaves_behind(store):
+    engine = SqliteEngine(store)
+    await engine.open()
+    assert await engine.check() == []
+    await create(engine, ["later"])
+    await engine.close()

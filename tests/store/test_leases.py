@@ -1,0 +1,294 @@
+"""Leases: one holder at a time, tokens that grow, and no clock but the daemon's own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from statesvc.store.writes import Caller
+from statesvc_client import wire
+from tests.store.conftest import World, code_of
+
+
+async def test_a_lock_is_made_when_absent_and_has_one_holder(world: World):
+    assert await world.lock(holder="a") == 1
+    assert await world.lock(holder="b") is None
+    held = await world.get("lock", "lock")
+    assert held is not None
+    origin = held["lease"].pop("origin")
+    assert origin.startswith("~")
+    assert held["lease"] == {"holder": "a", "token": 1, "ttl": 30.0, "beat": 0}
+    assert held["expiresAt"] == world.text(30)
+
+
+async def test_the_same_holder_does_not_get_what_it_already_has(world: World):
+    assert await world.lock(holder="a") == 1
+    assert await world.lock(holder="a") is None
+
+
+async def test_of_many_who_race_for_a_lock_one_gets_it(world: World):
+    tokens = await asyncio.gather(*(world.lock(holder=f"h{number}") for number in range(20)))
+    assert sorted(token for token in tokens if token is not None) == [1]
+
+
+async def test_the_token_grows_over_release_delete_and_rebirth(world: World):
+    tokens = [await world.lock()]
+    await world.write(wire.Release(kind="lock", id="lock", token=1))
+    tokens.append(await world.lock())
+    await world.write(wire.Delete(kind="lock", id="lock"))
+    tokens.append(await world.lock())
+    assert tokens == [1, 2, 3]
+
+
+async def test_a_guarded_write_passes_with_the_newest_token_only(world: World):
+    first = await world.lock()
+    assert first is not None
+    await world.update("lock", "lock", token=first, note="mine")
+    await world.write(wire.Release(kind="lock", id="lock", token=first))
+    assert await code_of(world.update("lock", "lock", token=first, note="late")) == "lease_lost"
+    second = await world.lock(holder="b")
+    assert await code_of(world.update("lock", "lock", token=first, note="late")) == "lease_lost"
+    assert (await world.update("lock", "lock", token=second, note="newer"))["note"] == "newer"
+    await world.write(wire.Delete(kind="lock", id="lock"))
+    assert await code_of(world.update("lock", "lock", token=second, note="gone")) == "lease_lost"
+
+
+@pytest.mark.parametrize("op", [wire.Renew, wire.Release])
+async def test_renewing_and_releasing_need_the_newest_token(world: World, op: type):
+    await world.lock()
+    for token in (2, 99):
+        request = op(kind="lock", id="lock", token=token, record={"x": 1})
+        assert await code_of(world.write(request)) == "lease_lost"
+    assert await code_of(world.write(op(kind="lock", id="nothing", token=1, record={"x": 1}))) == "lease_lost"
+
+
+async def test_a_lease_lapses_when_nothing_was_heard_for_its_ttl(world: World):
+    await world.lock(ttl=10.0)
+    await world.pass_by(9.9)
+    assert await world.lock(holder="b") is None
+    done = await world.pass_by(0.2)
+    assert done.lapsed == 1
+    free = await world.get("lock", "lock")
+    assert free is not None
+    assert "lease" not in free
+    assert "expiresAt" not in free
+    assert await world.lock(holder="b") == 2
+
+
+async def test_a_holder_that_was_silent_for_its_ttl_is_refused_before_anybody_else_gets_the_lock(world: World):
+    token = await world.lock(ttl=10.0, hold=5.0)
+    await world.round()
+    world.clock.forward(10.5)
+    for request in (
+        wire.Update(kind="lock", id="lock", token=token, record={"late": True}),
+        wire.Renew(kind="lock", id="lock", token=token or 0, record={}),
+        wire.Release(kind="lock", id="lock", token=token or 0),
+    ):
+        assert await code_of(world.write(request)) == "lease_lost"
+    assert await code_of(world.renew("lock", token or 0)) == "lease_lost"
+    assert await world.lock(holder="b") is None
+
+
+async def test_a_token_alone_guards_a_write_that_changes_nothing_else(world: World):
+    token = await world.lock()
+    assert (await world.write(wire.Update(kind="lock", id="lock", token=token)))["revision"] == 2
+    assert await code_of(world.write(wire.Update(kind="lock", id="lock", token=9))) == "lease_lost"
+    assert await code_of(world.write(wire.Update(kind="lock", id="lock"))) == "bad_request"
+
+
+async def test_a_renewed_lease_lives_on(world: World):
+    token = await world.lock(ttl=10.0)
+    assert token is not None
+    beat = 0
+    for _ in range(5):
+        await world.pass_by(9.0)
+        renewed = await world.renew("lock", token)
+        assert renewed.beat > beat
+        beat = renewed.beat
+    assert await world.lock(holder="b") is None
+    held = await world.get("lock", "lock")
+    assert held is not None
+    assert held["expiresAt"] == world.text(10)
+    assert held["lease"]["beat"] == beat
+
+
+async def test_a_bare_renewal_makes_no_revision_and_no_event(world: World):
+    token = await world.lock()
+    assert token is not None
+    before, position = await world.row("lock", "lock"), await world.engine.position()
+    await world.renew("lock", token)
+    after = await world.row("lock", "lock")
+    assert before is not None
+    assert after is not None
+    assert after.revision == before.revision
+    assert await world.engine.read_log(position, 10) == []
+
+
+async def test_a_renewal_with_a_patch_is_a_change(world: World):
+    token = await world.lock(ttl=10.0)
+    await world.pass_by(9.0)
+    renewed = await world.write(wire.Renew(kind="lock", id="lock", token=token or 0, record={"progress": 5}))
+    assert (renewed["progress"], renewed["lease"]["beat"], renewed["revision"]) == (5, 1, 2)
+    await world.pass_by(9.0)
+    assert await world.lock(holder="b") is None
+
+
+async def test_a_write_by_another_is_no_sign_of_life(world: World):
+    await world.lock(ttl=10.0)
+    await world.pass_by(6.0)
+    await world.update("lock", "lock", note="from somebody else")
+    assert (await world.pass_by(5.0)).lapsed == 1
+
+
+async def test_an_update_keeps_the_beat_of_renewals_that_were_not_stored(world: World):
+    token = await world.lock(ttl=10.0)
+    assert token is not None
+    await world.renew("lock", token)
+    updated = await world.update("lock", "lock", note="x")
+    assert updated["lease"]["beat"] == 1
+
+
+async def test_after_a_restart_every_lease_gets_its_full_ttl_anew(world: World):
+    await world.lock(ttl=10.0)
+    await world.pass_by(9.0)
+    again = await world.restarted()
+    await again.pass_by(9.0)
+    assert await again.lock(holder="b") is None
+    assert (await again.pass_by(1.5)).lapsed == 1
+    await again.store.stop()
+
+
+@pytest.mark.parametrize("jump", [-86_400, 10 * 366 * 86_400])
+async def test_a_jump_of_the_wall_clock_neither_ends_nor_keeps_a_lease(world: World, jump: int):
+    await world.lock(ttl=10.0)
+    await world.pass_by(5.0)
+    world.clock.wall += jump * 10**9
+    await world.pass_by(1.0)
+    assert await world.lock(holder="b") is None
+    assert (await world.pass_by(5.0)).lapsed == 1
+
+
+async def test_hold_keeps_a_lapsed_lock_from_others_for_a_while(world: World):
+    await world.lock(ttl=10.0, hold=5.0)
+    await world.pass_by(12.0)
+    assert await world.lock(holder="b") is None
+    await world.pass_by(4.0)
+    assert await world.lock(holder="b") == 2
+
+
+async def test_a_claim_retakes_a_lapsed_lock_without_waiting_for_the_duties(world: World):
+    await world.lock(ttl=10.0)
+    assert await world.lock(holder="b") is None
+    world.clock.forward(11.0)
+    assert await world.lock(holder="b") == 2
+
+
+async def test_a_claim_by_id_leaves_the_state_alone_and_takes_a_patch(world: World):
+    await world.create("op", "operation", status="idle")
+    (claimed,) = await world.claim(kind="operation", id="op", holder="a", record={"info": {"table": "users"}})
+    assert (claimed["status"], claimed["info"]) == ("idle", {"table": "users"})
+    (claimed,) = await world.claim(kind="operation", id="other", holder="a", status="running")
+    assert claimed["status"] == "running"
+    assert claimed["startedAt"] == world.text()
+
+
+async def test_a_released_lock_can_be_taken_at_once_and_keeps_its_fields(world: World):
+    token = await world.lock(record={"info": "x"})
+    released = await world.write(wire.Release(kind="lock", id="lock", token=token or 0, record={"last": "a"}))
+    assert "lease" not in released
+    assert (released["info"], released["last"]) == ("x", "a")
+    assert await world.lock(holder="b") == 2
+
+
+async def test_a_claim_sent_again_finds_what_it_got(world: World):
+    first = await world.claims.claim(wire.Claim(kind="lock", id="l", seq=5), world.me, set())
+    await world.caught_up()
+    again = await world.claims.claim(wire.Claim(kind="lock", id="l", seq=5, again=True), world.me, set())
+    assert again.duplicate
+    assert [row.token for row in again.rows] == [row.token for row in first.rows] == [1]
+    other = Caller(said_hello=True, client="other", name="other")
+    assert (await world.claims.claim(wire.Claim(kind="lock", id="l", seq=5, again=True), other, set())).rows == []
+
+
+async def test_a_claim_sent_again_after_its_lease_was_lost_is_a_new_claim(world: World):
+    await world.create("job-1")
+    await world.caught_up()
+    first = await world.claims.claim(wire.Claim(seq=5, ttl=1.0), world.me, set())
+    assert [row.id for row in first.rows] == ["job-1"]
+    await world.pass_by(2.0)
+    await world.caught_up()
+    again = await world.claims.claim(wire.Claim(seq=5, again=True), world.me, set())
+    assert not again.duplicate
+    assert [row.token for row in again.rows] == [2]
+
+
+async def test_a_release_sent_again_is_recognised(world: World):
+    await world.create("job-1")
+    await world.claim()
+    request = wire.Release(id="job-1", token=1, status="COMPLETED", seq=9)
+    await world.write(request)
+    again = wire.Release(id="job-1", token=1, status="COMPLETED", seq=9, again=True)
+    if world.engine.immediate:
+        assert world.store.write_now(again, world.me).duplicate_of == 3
+    else:
+        assert (await world.store.write(again, world.me)).duplicate_of == 3
+
+
+async def test_a_claim_names_its_holder_or_is_refused(world: World):
+    assert await code_of(world.claim(Caller(said_hello=True), kind="lock", id="l")) == "bad_request"
+    (named,) = await world.claim(Caller(said_hello=True, name="agent"), kind="lock", id="l")
+    assert named["lease"]["holder"] == "agent"
+
+
+async def test_a_claim_that_cannot_work_is_refused(world: World):
+    assert await code_of(world.claim(kind="kv", filter={})) == "bad_request"
+    assert await code_of(world.claim(id="a", filter={})) == "bad_request"
+    assert await code_of(world.claim(filter={"nonsense": 1})) == "bad_request"
+    assert await code_of(world.claim(status="COMPLETED")) == "bad_request"
+
+
+async def test_the_lease_names_the_boot_of_its_holder(world: World):
+    await world.claim(Caller(said_hello=True, name="n", boot_id="boot-1"), kind="worker", id="w")
+    worker = await world.get("w", "worker")
+    assert worker is not None
+    assert worker["lease"]["bootId"] == "boot-1"
+
+
+async def test_waiting_for_a_lock_ends_when_it_is_free(world: World):
+    token = await world.lock()
+    waiting = asyncio.create_task(
+        world.claims.claim(wire.Claim(kind="lock", id="lock", holder="b", wait=60.0), world.me, set())
+    )
+    while not world.claims._lines.get("lock"):
+        await asyncio.sleep(0)
+    await world.write(wire.Release(kind="lock", id="lock", token=token or 0))
+    assert [row.token for row in (await waiting).rows] == [2]
+
+
+async def test_a_wait_that_is_withdrawn_gets_nothing_and_takes_nothing(world: World):
+    waits: set[asyncio.Future[None]] = set()
+    request = wire.Claim(holder="b", wait=60.0)
+    waiting = asyncio.create_task(world.claims.claim(request, world.me, waits))
+    while not waits:
+        await asyncio.sleep(0)
+    for wait in waits:
+        wait.cancel()
+    assert (await waiting).rows == []
+    await world.create("job-1")
+    assert await world.status("job-1") == "QUEUED"
+
+
+async def test_those_who_wait_for_a_queue_are_served_in_the_order_they_came(world: World):
+    waits: list[set[asyncio.Future[None]]] = [set() for _ in range(3)]
+    waiting = []
+    for number, wait in enumerate(waits):
+        request = wire.Claim(holder=f"w{number}", wait=60.0)
+        waiting.append(asyncio.create_task(world.claims.claim(request, world.me, wait)))
+        while not wait:
+            await asyncio.sleep(0)
+    for number in range(3):
+        await world.create(f"job-{number}")
+        await world.caught_up()
+        got = await waiting[number]
+        assert [row.id for row in got.rows] == [f"job-{number}"]
