@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from statesvc.cli import fields
+from statesvc.cli.filters import filter_of, filter_options
 from statesvc.cli.options import Talk, kind_option, talks
-from statesvc.cli.output import show_pages
+from statesvc.cli.output import LOCK_COLUMNS, RECORD_COLUMNS, show_pages
 from statesvc.cli.session import Session
 
 SORT_KEYS = ("createdAt", "updatedAt", "startedAt", "completedAt", "scheduledAt", "priority", "status", "id")
-_MOMENTS = ("created", "updated", "started", "completed")
 _PAGE = 1000
 
 
-def _moment_options(command: Callable[..., None]) -> Callable[..., None]:
-    """--created-after, --created-before and so on."""
-    for moment in reversed(_MOMENTS):
-        for side in ("before", "after"):
-            words = f"Only records {moment} {side} this time (RFC 3339)."
-            command = click.option(f"--{moment}-{side}", metavar="TIME", help=words)(command)
-    return command
-
-
 @click.command("list")
-@click.option("--status", multiple=True, help="Only this status; give it again for more than one.")
-@click.option("--node", help="Only this nodeId.")
-@click.option("--owner", help="Only what this record owns, as kind/id.")
-@click.option("--id", "ids", multiple=True, help="Only this id; give it again for more than one.")
-@click.option("--prefix", help="Only ids that begin so.")
-@click.option("--regex", help="Only ids in which this pattern (RE2 syntax) is found.")
-@click.option("--label", multiple=True, metavar="NAME=TEXT", help="Only records with this label.")
-@click.option("--where", multiple=True, metavar="PATH=VALUE", help="Only records with this value at this path.")
-@_moment_options
+@filter_options
 @click.option("--sort-by", type=click.Choice(SORT_KEYS), help="The order; createdAt when not given.")
 @click.option("--desc/--asc", "descending", default=None, help="Highest first, or lowest first.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many records.")
@@ -53,7 +35,7 @@ def list_command(talk: Talk, *, count: bool, show_secrets: bool, **asked: Any) -
     """
     request = {
         "kind": talk.kind,
-        "filter": _filter(asked) or None,
+        "filter": filter_of(asked),
         "sortBy": asked["sort_by"],
         "sortDesc": asked["descending"],
         "cursor": asked["cursor"],
@@ -63,7 +45,8 @@ def list_command(talk: Talk, *, count: bool, show_secrets: bool, **asked: Any) -
             click.echo(session.ask("list", count=True, limit=1, kind=talk.kind, filter=request["filter"])["total"])
             return
         pages = _pages(session, request, asked["limit"], asked["everything"])
-        show_pages((page.get(talk.records, []) for page in pages), talk.format, show_secrets)
+        columns = LOCK_COLUMNS if talk.kind == "lock" else RECORD_COLUMNS
+        show_pages((page.get(talk.records, []) for page in pages), talk.format, show_secrets, columns)
 
 
 def _pages(session: Session, request: dict[str, Any], limit: int | None, everything: bool) -> Iterator[dict[str, Any]]:
@@ -78,20 +61,3 @@ def _pages(session: Session, request: dict[str, Any], limit: int | None, everyth
             break
     if request["cursor"]:
         click.echo(f"there is more: --cursor {request['cursor']} goes on, --all prints everything", err=True)
-
-
-def _filter(asked: dict[str, Any]) -> dict[str, Any]:
-    wanted = {
-        "statuses": list(asked["status"]),
-        "nodeId": asked["node"],
-        "owner": asked["owner"],
-        "ids": list(asked["ids"]),
-        "prefix": asked["prefix"],
-        "regex": asked["regex"],
-        "labels": fields.pairs(asked["label"], str, "--label"),
-        "where": fields.pairs(asked["where"], option="--where"),
-    }
-    for moment in _MOMENTS:
-        wanted[f"{moment}After"] = asked[f"{moment}_after"]
-        wanted[f"{moment}Before"] = asked[f"{moment}_before"]
-    return {name: value for name, value in wanted.items() if value not in (None, [], {})}

@@ -20,19 +20,26 @@ Made from the commands by `python -m statesvc.cli.manual`; a test keeps it true.
 `statesvc serve` runs the daemon; the other verbs talk to it over its socket.
 
 **Output.** Verbs that print records take `-o table`, `-o json` (a record indented, a list as one array) and
-`-o jsonl` (an object a line). Without `-o` it is a table on a terminal and jsonl elsewhere. A job's
-`secretEnvironment` is never in a table, and in JSON only with `--show-secrets`.
+`-o jsonl` (an object a line). Without `-o` it is a table on a terminal and jsonl elsewhere. Events are an object
+a line in both, since `watch` has no end. A job's `secretEnvironment` is never in a table, and in JSON only with
+`--show-secrets`.
+
+**Long work** (`snapshot`, `check`, `sweep`, `export`, `import`) shows on stderr how far it is: a bar on a terminal, a
+line every few seconds elsewhere.
 
 **Errors** are one line on stderr, `CODE: text`, with the codes of the protocol.
 
 | exit code | of client verbs |
 |---|---|
 | 0 | done |
-| 1 | any other error |
+| 1 | any other error; `health` of a daemon that is not ready |
 | 2 | wrong usage |
 | 3 | `not_found`, `gone` |
-| 4 | `conflict`, `exists`, `invalid_transition`, `lease_lost`; a `sync` with rejected records |
+| 4 | `conflict`, `exists`, `invalid_transition`, `lease_lost`; a `sync` or `import` with rejected records |
 | 5 | no daemon, no answer in time, `unavailable`, `busy`, `no_space` |
+| 65 | `check` found problems, or some remain |
+| 74 | `lock`: the lock was lost while the command ran |
+| 75 | `claim`, `lock`: nothing was free; `--offline`: a daemon has the folder |
 
 | exit code | of `serve` |
 |---|---|

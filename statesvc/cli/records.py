@@ -74,9 +74,12 @@ def create_command(
 @click.option("--append", multiple=True, metavar="PATH=VALUE", help="Add to a list: an item, or a list of them.")
 @click.option("--upsert", is_flag=True, default=None, help="Make the record when it is not there.")
 @_if_revision
+@click.option("--token", type=click.IntRange(1), metavar="N", help="Only while the lease with this token holds.")
 @kind_option
 @talks
-def update_command(talk: Talk, *, id_: str, if_revision: int | None, upsert: bool | None, **changes: Any) -> None:
+def update_command(
+    talk: Talk, *, id_: str, if_revision: int | None, token: int | None, upsert: bool | None, **changes: Any
+) -> None:
     """Change a record.
 
     FIELD=VALUE and a file are a merge patch (RFC 7396): objects are merged, null removes. A PATH is a field's
@@ -86,7 +89,7 @@ def update_command(talk: Talk, *, id_: str, if_revision: int | None, upsert: boo
     if not wanted:
         raise click.UsageError("nothing to change; give FIELD=VALUE, --status, --set, --inc, --append or --file")
     with talk.open() as session:
-        wanted |= {talk.id: id_, "ifRevision": if_revision, "upsert": upsert}
+        wanted |= {talk.id: id_, "ifRevision": if_revision, "token": token, "upsert": upsert}
         reply = session.ask("update", kind=talk.kind, **wanted)
     show_one(reply.get(talk.record, {}), talk.format)
 

@@ -10,6 +10,7 @@ import errno
 import json
 import socket
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,18 +24,33 @@ _RECEIVE_BYTES = 256 * 1024
 _LONGEST_REPLY_BYTES = 1 << 30
 
 
-class Session:
-    """A connection on which updates are merge patches, because it said hello."""
+Told = Callable[[int, int], None]
+"""Hears how much of how much is done."""
 
-    def __init__(self, path: Path, timeout: float) -> None:
+
+def _unheard(_done: int, _total: int) -> None:
+    """For work whose progress nobody asked for."""
+
+
+class Session:
+    """A connection on which updates are merge patches, because it said hello.
+
+    Without an introduction it can ask for health alone: a daemon whose engine is away has no greeting to give.
+    """
+
+    def __init__(self, path: Path, timeout: float, client: str | None = None, *, introduced: bool = True) -> None:
         self._path = path
-        self._timeout = timeout
+        self.timeout = timeout
         self._unread = bytearray()
         self._requests = 0
         self._socket = _connected(path, timeout)
         self.greeting: dict[str, Any] = {}
+        if introduced:
+            self._introduce(client)
+
+    def _introduce(self, client: str | None) -> None:
         try:
-            self.greeting = self.ask("hello", name="statesvc-cli", protocol=wire.PROTOCOL)
+            self.greeting = self.ask("hello", name="statesvc-cli", client=client, protocol=wire.PROTOCOL)
         except BaseException:
             self._socket.close()
             raise
@@ -45,29 +61,52 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         """The reply to one request; a reply that says no is raised. Fields that are None are not sent."""
+        return self._asked(op, fields, _unheard)
+
+    def ask_for_work(self, op: str, told: Told, **fields: Any) -> dict[str, Any]:
+        """The same for long work: until the reply comes, `told` hears how far it is."""
+        return self._asked(op, {**fields, "progress": True}, told)
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Every line that comes from here on, however long it takes. Raises `Unavailable` when the daemon goes."""
+        while True:
+            try:
+                line = self._next(None)
+            except OSError as problem:
+                raise Unavailable(f"the connection broke: {problem.strerror}") from None
+            yield line
+
+    def _asked(self, op: str, fields: dict[str, Any], told: Told) -> dict[str, Any]:
         self._requests += 1
         request = {"op": op, "requestId": str(self._requests)}
         request.update((name, value) for name, value in fields.items() if value is not None)
         try:
-            reply = self._exchange(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+            reply = self._exchange(json.dumps(request, separators=(",", ":")).encode() + b"\n", told)
         except Unavailable as problem:
             problem.outcome = "unknown" if wire.OPS[op].writes else "not_applied"
             raise
         if reply.get("success") is not True:
-            raise _refusal(reply)
+            raise refusal(reply)
         return reply
 
-    def _exchange(self, line: bytes) -> dict[str, Any]:
-        deadline = time.monotonic() + self._timeout
+    def _exchange(self, line: bytes, told: Told) -> dict[str, Any]:
+        deadline = time.monotonic() + self.timeout
         try:
             self._send(line, deadline)
-            return _decoded(self._receive(deadline), self._path)
+            reply = self._next(deadline)
+            while isinstance(progress := reply.get("progress"), dict):
+                told(progress.get("done", 0), progress.get("total", 0))
+                reply = self._next(deadline)
+            return reply
         except TimeoutError:
-            text = f"no answer from {self._path} within {self._timeout:g} seconds"
+            text = f"no answer from {self._path} within {self.timeout:g} seconds"
             raise Unavailable(text) from None
         except OSError as problem:
             raise Unavailable(f"the connection broke: {problem.strerror}") from None
@@ -80,13 +119,16 @@ class Session:
             # A daemon that refuses us says why before it hangs up; that line is still there to be read.
             pass
 
-    def _receive(self, deadline: float) -> bytes:
+    def _next(self, deadline: float | None) -> dict[str, Any]:
+        return _decoded(self._receive(deadline), self._path)
+
+    def _receive(self, deadline: float | None) -> bytes:
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0:
             searched = len(self._unread)
             if searched > _LONGEST_REPLY_BYTES:
                 raise Internal(f"{self._path} sends a line without end; is it statesvc?")
-            self._socket.settimeout(_left(deadline))
+            self._socket.settimeout(None if deadline is None else _left(deadline))
             data = self._socket.recv(_RECEIVE_BYTES)
             if not data:
                 raise Unavailable("the daemon closed the connection without an answer")
@@ -132,7 +174,8 @@ def _decoded(line: bytes, path: Path) -> dict[str, Any]:
     return reply
 
 
-def _refusal(reply: dict[str, Any]) -> StateError:
+def refusal(reply: dict[str, Any]) -> StateError:
+    """The error a line carries."""
     text = str(reply.get("error") or "the daemon gave no reason")
     record = reply.get("job", reply.get("record"))
     return from_reply(str(reply.get("code", "internal")), text, reply.get("outcome"), record)

@@ -13,10 +13,8 @@ from statesvc.cli.failures import CONFLICT
 from statesvc.cli.options import Talk, kind_option, talks
 from statesvc.cli.output import show_one
 
-# Well inside the limits of a frame, so that one request never holds up the daemon's other clients for long.
-_FRAME_RECORDS = 500
-_FRAME_BYTES = 1 << 20
-_FRAME_VALUES = 100_000
+Entry = tuple[str, dict[str, Any]]
+"""A kind, and a record of it."""
 
 
 @click.command("sync")
@@ -39,7 +37,8 @@ def sync_command(talk: Talk, *, file: IO[bytes], mode: str, node: str | None) ->
         raise click.UsageError(f"{fields.name_of(file)}: holds no records")
     report = _Report(str(record.get(talk.id_field)) for record in records)
     with talk.open() as session:
-        for batch in [records] if mode == "replace" else _batches(records):
+        frames = Frames(session.greeting.get("limits"))
+        for batch in [records] if mode == "replace" else frames.of(records):
             scope = {"nodeId": node} if node else None
             report.add(session.ask("sync", kind=talk.kind, mode=mode, scope=scope, **{talk.records: batch}))
     show_one(report.shown(), talk.format)
@@ -47,17 +46,42 @@ def sync_command(talk: Talk, *, file: IO[bytes], mode: str, node: str | None) ->
         click.get_current_context().exit(CONFLICT)
 
 
-def _batches(records: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    size = values = 0
-    for record in records:
-        text = json.dumps(record)
-        size, values = size + len(text), values + sum(map(text.count, ",[{"))
-        if batch and (len(batch) == _FRAME_RECORDS or size > _FRAME_BYTES or values > _FRAME_VALUES):
+class Frames:
+    """Cuts records into requests well inside the limits of a frame, so that none holds up others for long."""
+
+    RECORDS = 500
+    BYTES = 1 << 20
+    VALUES = 100_000
+
+    def __init__(self, limits: dict[str, int] | None) -> None:
+        given = limits or {}
+        self._bytes = min(self.BYTES, given.get("frameBytes", self.BYTES) // 2)
+        self._values = min(self.VALUES, given.get("frameValues", self.VALUES) // 2)
+
+    def of(self, records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+        """The records of one kind."""
+        for _, batch in self.by_kind(("", record) for record in records):
             yield batch
-            batch, size, values = [], len(text), sum(map(text.count, ",[{"))
-        batch.append(record)
-    yield batch
+
+    def by_kind(self, entries: Iterable[Entry]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Records of many kinds; a request has one, and no record twice."""
+        batch: list[dict[str, Any]] = []
+        names: set[Any] = set()
+        size = values = 0
+        kind = ""
+        for its_kind, record in entries:
+            text, name = json.dumps(record), str(record.get("uuid", record.get("id")))
+            its_values = sum(map(text.count, ",[{"))
+            full = len(batch) == self.RECORDS or size + len(text) > self._bytes or values + its_values > self._values
+            if batch and (full or its_kind != kind or name in names):
+                yield kind, batch
+                batch, names, size, values = [], set(), 0, 0
+            kind = its_kind
+            batch.append(record)
+            names.add(name)
+            size, values = size + len(text), values + its_values
+        if batch:
+            yield kind, batch
 
 
 class _Report:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statesvc.config import sources
-from tests.cli.running import START_SECONDS, Answer, daemon, plain_environment, run
+from tests.cli.running import START_SECONDS, Answer, Home, daemon, plain_environment, run
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,11 @@ def served(tmp_path_factory) -> Iterator[Path]:
 def ask(served) -> Callable[..., Answer]:
     """A verb against the shared daemon."""
     return lambda *words, stdin=None: run(*words, "--socket", str(served), stdin=stdin)
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home(tmp_path)
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -54,6 +55,45 @@ def wait_until_serving(path: Path, process: subprocess.Popen[str]) -> None:
             time.sleep(0.01)
 
 
+@contextmanager
+def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A verb in a process of its own, ended with the block if it has not ended by then."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    command = [sys.executable, "-m", "statesvc", *words]
+    with subprocess.Popen(command, env=plain_environment(), **options) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def told_by(process: subprocess.Popen[str]) -> str:
+    """The next line on its stderr."""
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def ended(process: subprocess.Popen[str]) -> Answer:
+    """What it came to, once it has ended by itself."""
+    out, err = process.communicate(timeout=START_SECONDS)
+    return Answer(process.returncode, out, err)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds; what never does is a failure."""
+    deadline = time.monotonic() + START_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
 @dataclass
 class Answer:
     code: int
@@ -74,3 +114,22 @@ def run(*words: str, stdin: str | None = None) -> Answer:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Answer(result.exit_code, result.stdout, result.stderr)
+
+
+class Home:
+    """A daemon's places: where it listens and where it keeps its files. Nothing runs until a test starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "s.sock"
+        self.data = folder / "data"
+
+    def daemon(self, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        return daemon(self.socket, "--data", str(self.data), *flags)
+
+    def ask(self, *words: str, stdin: str | None = None) -> Answer:
+        """A verb that talks to the daemon."""
+        return run(*words, "--socket", str(self.socket), stdin=stdin)
+
+    def alone(self, *words: str) -> Answer:
+        """A verb that does without one."""
+        return run(*words, "--offline", "--data", str(self.data))

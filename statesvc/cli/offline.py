@@ -1,0 +1,147 @@
+"""A store's folder while no daemon has it: checked, repaired, or filled from a snapshot when it no longer opens.
+
+Owns the order of a restore without a daemon. Must not know what is wrong with a store, nor how a snapshot is read.
+Everything heavy is imported when it is used.
+
+    restoring-TIME/   the new store, filled and closed; nothing else was touched so far
+    damaged-TIME/     second names of all the old files
+    incoming/         the new store, about to take their place: the next start would bring that to its end
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from statesvc.cli.failures import DATA_CORRUPT
+from statesvc.cli.session import Told
+
+if TYPE_CHECKING:
+    from statesvc.backends.sqlite import SqliteEngine
+    from statesvc.config import Settings
+
+
+class Damaged(Exception):
+    """A store that cannot be made fit to be served."""
+
+    exit_code = DATA_CORRUPT
+
+
+data_option = click.option(
+    "--data", type=click.Path(path_type=Path), help="The data folder; from the configuration when not given."
+)
+
+
+def settings_for(data: Path | None) -> Settings:
+    """The configuration, for work on files: only sqlite has some."""
+    from statesvc.config import load
+
+    settings = load({"data": data}).settings
+    if settings.backend != "sqlite":
+        raise click.UsageError(f"--offline works on the files of sqlite, and the backend is {settings.backend}")
+    return settings
+
+
+def below_data(data: Path | None, path: Path) -> Path:
+    """A path that is meant from the data folder."""
+    from statesvc.config import load
+
+    return load({"data": data}).settings.data / path
+
+
+def check(data: Path | None) -> list[str]:
+    """Every problem of a store, a sentence each."""
+    from statesvc.backends.port import DataCorrupt
+    from statesvc.backends.sqlite.offline import check_folder
+
+    settings = settings_for(data)
+    try:
+        return check_folder(settings.data, settings.durability)
+    except DataCorrupt as corrupt:
+        raise Damaged(str(corrupt)) from None
+
+
+def repair(data: Path | None) -> list[str]:
+    """Everything that was done, or could not be, a sentence each."""
+    from statesvc.backends.port import DataCorrupt
+    from statesvc.backends.sqlite.offline import repair_folder
+
+    settings = settings_for(data)
+    try:
+        return repair_folder(settings.data, settings.durability)
+    except DataCorrupt as corrupt:
+        raise Damaged(str(corrupt)) from None
+
+
+def restore(data: Path | None, path: Path, told: Told) -> dict[str, Any]:
+    """Put a snapshot in the place of a store, whatever state that is in. Its files are kept beside it."""
+    from asyncio import run
+
+    from statesvc.backends.sqlite import from_settings
+
+    settings = settings_for(data)
+    owner = from_settings(settings)
+    owner.own()
+    try:
+        return _restored(settings, settings.data / path, told)
+    finally:
+        run(owner.close())
+
+
+def _restored(settings: Settings, path: Path, told: Told) -> dict[str, Any]:
+    from asyncio import run
+
+    from statesvc.backends.sqlite import SqliteEngine, restoring
+    from statesvc.backends.sqlite.paths import Paths
+
+    paths = Paths.below(settings.data)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    new = settings.data / f"restoring-{stamp}"
+    try:
+        done = run(_fill(SqliteEngine(new), settings, path, told))
+        kept = _keep_old_files(paths, settings.data / f"damaged-{stamp}")
+        os.rename(new, paths.incoming)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    restoring.declare_complete(paths, paths.log, paths.state)
+    restoring.put_in_place(paths)
+    return {**done, "path": str(path)} | ({"earlierFiles": str(kept)} if kept else {})
+
+
+async def _fill(engine: SqliteEngine, settings: Settings, path: Path, told: Told) -> dict[str, Any]:
+    from statesvc.store.administration import Administration
+    from statesvc.store.kinds import Kinds
+    from statesvc.store.store import Store
+
+    try:
+        await engine.open()
+        store = Store(engine, kinds=Kinds(settings.lifecycles))
+        store.start()
+        try:
+            return await Administration(store, path.parent).restore(path.name, told)
+        finally:
+            await store.stop()
+    finally:
+        await engine.close()
+
+
+def _keep_old_files(paths: Any, aside: Path) -> Path | None:
+    """Give every file of the old store a second name in a folder of its own: the first is about to be taken."""
+    from statesvc.backends.sqlite.paths import sides
+
+    files = [paths.log, *sides(paths.log), paths.state, *sides(paths.state), paths.watermark, paths.state_watermark]
+    there = [file for file in files if file.exists()]
+    if not there and not paths.incoming.exists():
+        return None
+    aside.mkdir(mode=0o700)
+    for file in there:
+        os.link(file, aside / file.name)
+    if paths.incoming.exists():
+        os.rename(paths.incoming, aside / paths.incoming.name)
+    return aside
