@@ -29,10 +29,10 @@ def ops() -> list[str]:
     rows = ["| op | what it is for | fields | reply | codes |", "|---|---|---|---|---|"]
     for op, cls in wire.OPS.items():
         own = [field.encode_name for field in fields(cls) if field.encode_name not in _EVERYWHERE | _NUMBERED]
-        numbered = " and the numbering" if cls.writes else ""
+        numbering = ["the numbering"] if issubclass(cls, wire.Write) else []
+        given = " and ".join([*([_code(own)] if own else []), *numbering])
         rows.append(
-            f"| `{op}` | {cls.purpose} | {_code(own)}{numbered} | {_code(list(cls.reply_fields))} "
-            f"| {_code(list(cls.codes))} |"
+            f"| `{op}` | {cls.purpose} | {given} | {_code(list(cls.reply_fields))} | {_code(list(cls.codes))} |"
         )
     return rows
 

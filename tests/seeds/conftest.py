@@ -1,0 +1,19 @@
+"""A daemon on a real socket for each engine that ships, for the tests of what the seed systems need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from statesvc.backends.port import Engine
+from tests.engines.addresses import ADDRESSES
+from tests.socket.conftest import client, daemon, joblet, start
+
+__all__ = ["client", "daemon", "engine", "joblet", "start"]
+
+
+@pytest.fixture(params=list(ADDRESSES))
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    """Each engine, not open yet: the daemon does that."""
+    return ADDRESSES[request.param].make(tmp_path)()
