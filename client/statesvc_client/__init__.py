@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AdapterError,
         Closed,
         FlushTimeout,
+        LeaseHeld,
         NotCached,
         OutboxFull,
         SpawnFailed,
@@ -25,21 +26,37 @@ if TYPE_CHECKING:
         SpoolUnsafe,
     )
     from .aio import StateStore
+    from .context import JobContext, get_current_job, job_context
     from .core import CloseReport
     from .desk import Counters
-    from .errors import StateError
+    from .election import Election
+    from .errors import Gone, LeaseLost, StateError
     from .job import Job
+    from .locks import Lock
+    from .queue import ClaimedJob, Queue
+    from .watching import Event, Watch
+    from .worker import Routine, Worker
     from .writes import Write
 
 __all__ = [
     "AdapterError",
+    "ClaimedJob",
     "CloseReport",
     "Closed",
     "Counters",
+    "Election",
+    "Event",
     "FlushTimeout",
+    "Gone",
     "Job",
+    "JobContext",
+    "LeaseHeld",
+    "LeaseLost",
+    "Lock",
     "NotCached",
     "OutboxFull",
+    "Queue",
+    "Routine",
     "SpawnFailed",
     "SpoolBusy",
     "SpoolCorrupt",
@@ -48,17 +65,34 @@ __all__ = [
     "SpoolUnsafe",
     "StateError",
     "StateStore",
+    "Watch",
+    "Worker",
     "Write",
     "__version__",
+    "get_current_job",
+    "job_context",
 ]
 
 _HOME = {
+    "ClaimedJob": "queue",
     "CloseReport": "core",
     "Counters": "desk",
+    "Election": "election",
+    "Event": "watching",
+    "Gone": "errors",
     "Job": "job",
+    "JobContext": "context",
+    "LeaseLost": "errors",
+    "Lock": "locks",
+    "Queue": "queue",
+    "Routine": "worker",
     "StateError": "errors",
     "StateStore": "aio",
+    "Watch": "watching",
+    "Worker": "worker",
     "Write": "writes",
+    "get_current_job": "context",
+    "job_context": "context",
 }
 
 

@@ -6,6 +6,7 @@ Owns the errors an agent may have to catch; what the daemon answers is in errors
     ├── NotCached       the cache does not hold this record and cannot say that it is absent    (a LookupError)
     ├── OutboxFull      the bound is reached and nothing could be merged; the write was not taken
     ├── FlushTimeout    some writes were not acknowledged within the deadline                   (a TimeoutError)
+    ├── LeaseHeld       somebody else holds it, and it did not come free in time                (a TimeoutError)
     ├── Closed          the store was closed; the write was not taken
     ├── SpoolError      the spool file cannot be used
     │   ├── SpoolBusy       another process holds it
@@ -43,6 +44,10 @@ class FlushTimeout(AdapterError, TimeoutError):
     def __reduce__(self) -> tuple[type[FlushTimeout], tuple[int, float]]:
         """An error may cross to another process; its text alone does not make one again."""
         return type(self), (self.waiting, self.seconds)
+
+
+class LeaseHeld(AdapterError, TimeoutError):
+    """Somebody else holds the lock, or the name; waiting did not help."""
 
 
 class Closed(AdapterError):

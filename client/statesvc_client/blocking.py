@@ -10,18 +10,26 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from .adapter_errors import Closed, NotCached
+from .claiming import TTL_SECONDS
+from .context import BlockingJobContext
 from .core import CloseReport, Core
 from .desk import Counters
+from .election import BlockingElection
 from .face import Face, Record
+from .holding import OnLost
+from .locks import BlockingLock
 from .options import OptionFields, Options
 from .process import Daemon, Log
+from .queue import BlockingQueue
+from .watching import BlockingWatch, Event, history, watch_request
+from .worker import REGISTER_SECONDS, BlockingWorker
 
 T = TypeVar("T")
 
@@ -104,6 +112,101 @@ class StateStore(Face):
         except NotCached:
             return self._run(self._core.fetch(id, kind, timeout))
 
+    def txn(self, ops: Sequence[Mapping[str, Any]], *, timeout: float | None = None) -> list[dict[str, Any]]:
+        """Several creates, updates and deletes, all or nothing; returns what each made."""
+        results: list[dict[str, Any]] = self.call("txn", ops=ops, timeout=timeout)["results"]
+        return results
+
+    def history(
+        self, id: str, /, *, kind: str = "job", after: str | None = None, limit: int | None = None
+    ) -> list[Event]:
+        """What happened to a record, oldest first."""
+        return self._run(history(self._core, id, kind, after=after, limit=limit))
+
+    def stats(
+        self, *, kind: str = "job", filter: Mapping[str, Any] | None = None, by: str = "status"
+    ) -> dict[str, Any]:
+        """Counts by a field, and how long records waited and ran."""
+        return self.call("stats", kind=kind, by=by, filter=dict(filter or {}))
+
+    def until(self, condition: Callable[[], object], timeout: float | None = None) -> None:
+        """Return once a condition on the cache holds; asked whenever the cache has heard of something.
+
+        `state.until(lambda: "job-1" in state)`. Raises `TimeoutError`, or what the condition raises.
+        """
+        self._run(self._core.until(condition, timeout))
+
+    # --- watches and leases ----------------------------------------------------------------------------------------
+
+    def watch(
+        self, kind: str = "job", filter: Mapping[str, Any] | None = None, after: str | None = None
+    ) -> BlockingWatch:
+        """Events of a kind, from now on, or behind a cursor: each once, in order, over every reconnect.
+
+        Raises `Gone` where the log no longer reaches back so far, or goes on elsewhere.
+        """
+        return BlockingWatch(self, watch_request(kind, filter, after))
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float = TTL_SECONDS,
+        wait: float | None = None,
+        hold: float = 0.0,
+        info: Any = None,
+        holder: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> BlockingLock:
+        """One holder at a time. Waits for it up to `wait` seconds (None: for ever), then raises `LeaseHeld`."""
+        return BlockingLock(self, name, ttl=ttl, wait=wait, hold=hold, info=info, holder=holder, on_lost=on_lost)
+
+    def elect(
+        self,
+        name: str,
+        *,
+        ttl: float = TTL_SECONDS,
+        hold: float = 0.0,
+        holder: str | None = None,
+        on_elected: Callable[[], object] | None = None,
+        on_lost: OnLost | None = None,
+    ) -> BlockingElection:
+        """Stand for leadership while the block lasts, again after every loss."""
+        return BlockingElection(self, name, ttl=ttl, hold=hold, holder=holder, on_elected=on_elected, on_lost=on_lost)
+
+    def worker(
+        self,
+        id: str,
+        fields: Mapping[str, Any] | None = None,
+        /,
+        *,
+        status: str = "running",
+        ttl: float = TTL_SECONDS,
+        wait: float | None = REGISTER_SECONDS,
+        on_lost: OnLost | None = None,
+    ) -> BlockingWorker:
+        """Be a worker of this name: its record, its heartbeat, its routines' state."""
+        return BlockingWorker(self, id, fields or {}, status=status, ttl=ttl, wait=wait, on_lost=on_lost)
+
+    def queue(
+        self,
+        kind: str = "job",
+        filter: Mapping[str, Any] | None = None,
+        *,
+        ttl: float = TTL_SECONDS,
+        holder: str | None = None,
+        on_lost: OnLost | None = None,
+    ) -> BlockingQueue:
+        """The ready jobs of a kind that match a filter, to be claimed one by one."""
+        return BlockingQueue(self, kind, filter, ttl=ttl, holder=holder, on_lost=on_lost)
+
+    def job_context(self, id: str, *, kind: str = "job") -> BlockingJobContext:
+        """Make this the current job: `with state.job_context("job-1") as job:`"""
+        return BlockingJobContext(self, id, kind=kind)
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        self._core.safely(callback)
+
     def close(self, timeout: float | None = None) -> CloseReport:
         """Flush within the deadline, end, and tell what was left. Never hangs."""
         report = self._core.report
@@ -153,6 +256,7 @@ class StateStore(Face):
             self._loop.call_soon_threadsafe(self._core.attach)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work on the store's loop; given up here, it is given up there."""
         if self._thread is not None and threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
@@ -166,6 +270,9 @@ class StateStore(Face):
             return doing.result()
         except CancelledError:
             raise Closed("the store was closed while this waited") from None
+        except BaseException:
+            doing.cancel()  # nothing, unless it was Ctrl-C that ended the waiting
+            raise
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._starting:

@@ -1,7 +1,8 @@
 """The cache of one kind: what the daemon is known to hold, with the agent's own undecided writes on top.
 
 Owns what `get` shows, taking a rejected write back, and the bound on records held. Must not know threads, sockets or
-the outbox; whoever calls a changing method holds the lock. `views` alone is read without it: one dict lookup.
+the outbox; whoever calls a changing method holds the lock. `views` alone is read without it: one dict lookup. What the
+log tells of records goes through images.py.
 
 A settled record costs nothing but its dict. Undecided writes of a record hang together, and the oldest keeps the state
 below it, so that a rejected one can be taken out and the rest put on again. The states in between are not kept: a long
@@ -14,12 +15,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from . import writes
+from . import foresight
 from .errors import StateError
+from .images import Images
 from .patch import Fields
 from .writes import UNKNOWN, Seen, Unknown, Write
 
 View = Fields | None
+
+_PLAIN_OPS = frozenset({"create", "update", "emit"})
 
 EVICT_STEPS = 64
 """Records looked at in one call to find one that can be let go."""
@@ -37,14 +41,21 @@ class Read:
 class Cache:
     """Records of one kind."""
 
-    def __init__(self, kind: str, most: int) -> None:
+    def __init__(self, kind: str, most: int, *, scoped: bool = False) -> None:
         self.kind = kind
         self.most = most
+        self.scoped = scoped
+        """Only records that match a filter are followed."""
         self.id_field = "uuid" if kind == "job" else "id"
         self.views: dict[str, View] = {}
         """What `get` returns: a record, or None when it is known to be absent."""
         self.complete = False
         """Every record is held, so what is not held is absent."""
+        self.followed = False
+        """Images of every change come, sooner or later."""
+        self.listing = False
+        """Every record is being read."""
+        self.images = Images(self)
         self.live = 0
         self.wanted: dict[str, None] = {}
         """Records whose true state has to be asked for."""
@@ -102,17 +113,28 @@ class Cache:
         revision = _revision_after(write)
         later = write.later
         self._unlink(write)
+        if write.op not in _PLAIN_OPS:
+            self._applied_with_care(write)
         if later is not None:
-            later.below, _ = _foreseen(write.below, write)
+            later.below, _ = foresight.foreseen(write.below, write)
             later.revision = revision
             later.doubtful = later.doubtful or write.doubtful
         elif write.doubtful:
             # It succeeded where it should not have: the record was not what we thought.
             self.wanted[write.id] = None
             self._hide(write.id)
+            self.images.unsettled(write.id)
         else:
             self._settle(write.id, revision)
         write.below = None
+
+    def _applied_with_care(self, write: Write) -> None:
+        if write.op == "delete":
+            self.images.ended(write.id, _uid(write.below))
+            if write.id in self._own:
+                self.wanted[write.id] = None  # made again at once: which of two lives an image is of could not be told
+        elif not self.followed and not foresight.is_certain(write):
+            self.wanted[write.id] = None
 
     def rejected(self, write: Write, error: StateError) -> None:
         """Take a write back: the state below it, with the later own writes put on again."""
@@ -120,13 +142,14 @@ class Cache:
             return
         view = _state_below(write)
         if error.code == "not_found":
+            self._note_over(write.id, view)
             view = None
         elif error.code == "exists" and view is None:
             view = UNKNOWN
         earlier, later = write.earlier, write.later
         self._unlink(write)
         if later is not None:
-            later.revision = write.revision
+            later.revision = None if error.code == "not_found" else write.revision
             if earlier is None:
                 later.below = view
         while later is not None:
@@ -136,13 +159,21 @@ class Cache:
         if error.code != "not_found":
             self.wanted[write.id] = None  # it is not what we thought it was
         write.below = None
-        if write.id not in self._own and view is None:
-            self._settle(write.id, None)
+        if write.id not in self._own:
+            self.images.unsettled(write.id)
+            if view is None:
+                self._settle(write.id, None)
 
     def forget_own(self) -> None:
         """The undecided writes belong to somebody else now; what they showed stays as it is."""
+        self.images.guessed |= self._own.keys()
         self._own.clear()
         self._reads.clear()
+        self.images.start_over()
+        self.followed = self.listing = False
+
+    def has_own(self, id: str) -> bool:
+        return id in self._own
 
     def _unlink(self, write: Write) -> None:
         earlier, later = write.earlier, write.later
@@ -164,6 +195,7 @@ class Cache:
                 self.views[id] = {**view, "revision": revision}
         elif view is None and self.complete:
             self._hide(id)
+        self.images.settled(id)
         if len(self.views) > self.most:
             self._evict()
 
@@ -191,20 +223,50 @@ class Cache:
         if not isinstance(id, str) or id in self._own or id in read.touched:
             return
         known = self.views.get(id)
-        if known is not None and not forced and _is_older(record, known):
+        if known is not None and not forced and id not in self.images.guessed and _is_older(record, known):
             return
         if known is not None and known.get("uid") != record.get("uid"):
             self._touch(id)  # two answers about two lives of a record: the one taken first stays
         self.wanted.pop(id, None)
         self._show(id, record)
+        self.images.read(id)
 
     def learn_absent(self, id: str, read: Read) -> None:
         if id not in self._own and id not in read.touched:
-            self.wanted.pop(id, None)
-            if self.complete:
-                self._hide(id)
-            else:
-                self._show(id, None)
+            self._note_over(id, self.views.get(id))
+            self._show_absent(id)
+            self.images.read(id)
+
+    def _note_over(self, id: str, seen: Seen) -> None:
+        """What was seen is not there any more."""
+        uid = _uid(seen)
+        if uid is not None:
+            self.images.ended(id, uid)
+
+    def _show_absent(self, id: str) -> None:
+        self.wanted.pop(id, None)
+        if self.complete:
+            self._hide(id)
+        else:
+            self._show(id, None)
+
+    def knows(self, id: str) -> bool:
+        """Whether a record that is not held is known to be absent."""
+        return self.complete or id in self.views
+
+    def take(self, id: str, record: Fields, *, other_life: bool) -> None:
+        """Show what the log said. An answer that is under way must not bring an earlier life back."""
+        if other_life:
+            self._touch(id)
+        self._show(id, record)
+
+    def take_absent(self, id: str) -> None:
+        self._touch(id)
+        self._show_absent(id)
+
+    def take_unknown(self, id: str) -> None:
+        self._touch(id)
+        self._hide(id)
 
     def learn_all(self, seen: Iterable[str], read: Read, *, complete: bool) -> None:
         """A whole listing was taken in: what it did not hold is not there, or is beyond the cache's scope."""
@@ -234,6 +296,7 @@ class Cache:
             self.live += 1 if old is None else -1
 
     def _hide(self, id: str) -> None:
+        self.images.guessed.discard(id)
         if self.views.pop(id, None) is not None:
             self.live -= 1
 
@@ -257,7 +320,17 @@ def _revision_after(write: Write) -> int | None:
     """The lowest revision a record can have now: what was seen, plus one for each own write applied since."""
     if write.op == "create":
         return 1
-    return write.revision + 1 if write.op == "update" and write.revision is not None else None
+    if write.op == "delete" or write.revision is None:
+        return None
+    if write.op == "cancel" and foresight.foreseen(write.below, write)[0] is write.below:
+        return write.revision  # it was asked for before, or is over
+    if write.more is not None and write.more.upsert and _uid(write.below) is None:
+        return None  # it may have made the record anew, and which life was meant is not known either
+    return write.revision + 1
+
+
+def _uid(seen: Seen) -> str | None:
+    return seen.get("uid") if isinstance(seen, dict) else None
 
 
 def _state_below(write: Write) -> Seen:
@@ -269,34 +342,14 @@ def _state_below(write: Write) -> Seen:
         between.append(oldest)
     view = oldest.below
     for earlier in reversed(between):
-        view, _ = _foreseen(view, earlier)
+        view, _ = foresight.foreseen(view, earlier)
     return view
 
 
 def _put_on(before: Seen, write: Write) -> Seen:
     """The record after a write whose fate is open; one that should be refused is noted as doubtful."""
-    after, write.doubtful = _foreseen(before, write)
+    after, write.doubtful = foresight.foreseen(before, write)
     return after
-
-
-def _foreseen(before: Seen, write: Write) -> tuple[Seen, bool]:
-    """The record after a write, should the daemon agree; and whether it should not."""
-    try:
-        return _after(before, write)
-    except StateError:
-        return before, True
-
-
-def _after(before: Seen, write: Write) -> tuple[Seen, bool]:
-    if write.op == "update":
-        if isinstance(before, dict):
-            return writes.changed(before, write), False
-        if before is None and write.more is not None and write.more.upsert:
-            return writes.born(write), False
-        return before, before is None
-    if write.op == "create":
-        return (before, True) if isinstance(before, dict) else (write.fields, False)
-    return None, before is None
 
 
 def _is_older(record: dict[str, Any], known: dict[str, Any]) -> bool:

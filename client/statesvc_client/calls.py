@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from .desk import new_client_id
 from .errors import StateError, Unavailable
 from .greeting import decoded, error_of, greet
 from .options import Options
-from .wire import OPS
+from .wire import OPS, Write
 
 log = logging.getLogger("statesvc_client")
 
@@ -79,7 +80,8 @@ class Calls:
         """
         if self._closed:
             raise Closed(f"the store was closed; {message['op']} was not asked")
-        progress = _Progress(writes=_writes(message["op"]))
+        _check_can_be_asked(message)
+        progress = _Progress(writes=is_numbered(message["op"]))
         asked = asyncio.get_running_loop().create_task(self._answer(message, deadline, progress))
         self._asked.add(asked)
         try:
@@ -93,8 +95,11 @@ class Calls:
 
     async def _answer(self, message: dict[str, Any], deadline: float, progress: _Progress) -> dict[str, Any]:
         try:
-            async with asyncio.timeout_at(deadline), self._slots:
-                return await self._on_a_line(message, progress)
+            async with asyncio.timeout_at(deadline):
+                if message.get("wait"):
+                    return await self._on_a_line(message, progress)  # it may take an hour, and holds up nobody
+                async with self._slots:
+                    return await self._on_a_line(message, progress)
         except TimeoutError:
             raise Unavailable(
                 f"{message['op']}: no answer from {self._path} in time", outcome=progress.outcome
@@ -108,7 +113,7 @@ class Calls:
             if progress.writes:
                 message = line.numbered(message)
             reply = await self._until_answered(line, message, progress)
-            reusable = True
+            reusable = message["op"] not in _LAST_WORDS
             return reply
         except StateError as error:
             reusable = not error.stops_the_writer()
@@ -171,20 +176,30 @@ def _said(progress: _Progress) -> str:
     return "it was not applied" if progress.outcome == "not_applied" else "nobody knows whether it was applied"
 
 
-def _writes(op: str) -> bool:
+def is_numbered(op: str) -> bool:
     """An op this client does not know yet is sent without a number; the daemon says what it thinks of that."""
-    known = OPS.get(op)
-    return known is not None and known.writes
+    return issubclass(OPS.get(op, object), Write)
+
+
+_LAST_WORDS = frozenset({"hello", "watch"})
+"""After these a connection is not what it was: it speaks for another, or tells of events."""
+
+
+def _check_can_be_asked(message: dict[str, Any]) -> None:
+    if message.get("progress"):
+        raise ValueError(f"{message['op']}: a call returns one answer and has no place for progress; leave it out")
 
 
 _SPELLINGS = {"job_id": "jobId", "job_uuid": "jobId", "sort_by": "sortBy", "sort_desc": "sortDesc"}
 
 
-def spelled(op: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """The request as the wire spells it: snake_case keywords become camelCase."""
+def spelled(op: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The request as the wire spells it: snake_case keywords become camelCase, also in the parts of a transaction."""
     message: dict[str, Any] = {"op": op}
     for name, value in fields.items():
         message[_SPELLINGS.get(name) or _camel(name)] = value
+    if op == "txn":
+        message["ops"] = [spelled(str(part.get("op")), part) for part in message.get("ops") or ()]
     return message
 
 

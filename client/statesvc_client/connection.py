@@ -73,6 +73,15 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
+    def listen(self, *, wanted: bool) -> None:
+        """Read on, or leave what comes to the socket and its sender."""
+        if self._transport is None or self._transport.is_closing() or self._transport.is_reading() == wanted:
+            return
+        if wanted:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -97,7 +106,7 @@ async def open_connection(
             await loop.sock_connect(sock, path)
             # With a full backlog a Unix socket says EAGAIN, and asyncio then believes it is connected.
             sock.getpeername()
-            check_peer(_listener(sock))
+            check_peer(listener_of(sock))
             _, connection = await loop.create_unix_connection(lambda: Connection(sock, on_lines), sock=sock)
     except BaseException:
         sock.close()
@@ -105,7 +114,7 @@ async def open_connection(
     return connection
 
 
-def _listener(sock: socket.socket) -> int:
+def listener_of(sock: socket.socket) -> int:
     """The process that listens at the other end, as the kernel noted it."""
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(pid)

@@ -1,6 +1,7 @@
 """The core: one store's life on one event loop. Both faces, asyncio and blocking, are thin wrappers around it.
 
-Owns start, flush, call, close and what a fork leaves behind. Must not know whose loop it runs on.
+Owns start, flush, call, close and what a fork leaves behind. Must not know whose loop it runs on, nor what leases and
+queues are made of these.
 """
 
 from __future__ import annotations
@@ -16,16 +17,20 @@ from typing import Any
 from msgspec import Struct
 
 from . import calls
-from .adapter_errors import Closed, FlushTimeout, OutboxFull
+from .adapter_errors import Closed, FlushTimeout
 from .calls import Calls
-from .connection import anybody
+from .connection import PeerCheck, anybody
 from .desk import Counters, Desk
-from .errors import NotFound, StateError, Unavailable
-from .learning import Learner, target
+from .errors import LeaseLost, StateError, Unavailable
+from .feed import Feeds
+from .learning import Learner
 from .link import Events, Link
 from .options import Options, RejectedCallback
 from .process import Daemon
+from .renewing import Renewer
+from .spool_sync import SpoolSync
 from .threads import on_a_thread
+from .waits import Waits
 from .wire import Received
 from .writes import Write
 
@@ -33,9 +38,6 @@ log = logging.getLogger("statesvc_client")
 
 SOCKET_PATH_BYTES = 107
 """What the kernel's sockaddr_un holds, without the closing zero."""
-
-SPOOL_SYNC_SECONDS = 0.2
-"""How far the numbers the daemon may forget lag behind, with a spool: one sync of the file in this time."""
 
 
 class CloseReport(Struct, frozen=True):
@@ -80,12 +82,18 @@ class Core:
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
-        self._rooms: list[asyncio.Future[None]] = []
+        self.feeds = Feeds(self.path, self.options, self._check_peer)
         self._connected = False
-        self._syncing = False
         self._closing: asyncio.Future[CloseReport] | None = None
-        self._learner = Learner(self.desk, self.options, self.call, self._spawn_task)
+        self.waits = Waits(self.desk)
+        self._spool_sync = SpoolSync(self.desk)
+        self._learner = Learner(self.desk, self.options, self.call, self.spawn_task, self.feeds.follow)
+        self._learner.on_news = self.waits.news
+        self.renewer = Renewer(self.path, self.options, self._check_peer)
+
+    @property
+    def _check_peer(self) -> PeerCheck:
+        return anybody if self.daemon is None else self.daemon.check_is_ours
 
     @property
     def is_connected(self) -> bool:
@@ -99,13 +107,12 @@ class Core:
             return
         self.loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        check_peer = anybody if self.daemon is None else self.daemon.check_is_ours
-        self._calls = Calls(self.path, self.options, check_peer)
+        self._calls = Calls(self.path, self.options, self._check_peer)
         events = Events(self._on_connected, self._ready.set, self._on_rejected)
-        self._link = Link(self.path, self.desk, self.options, events, check_peer)
+        self._link = Link(self.path, self.desk, self.options, events, self._check_peer)
         self.desk.own_thread = threading.get_ident()
         self.desk.wake = self._wake
-        self._spawn_task(self._link.run())
+        self.spawn_task(self._link.run())
 
     def _attach_if_possible(self) -> None:
         try:
@@ -113,7 +120,7 @@ class Core:
         except RuntimeError:  # no loop is running here; the next write, flush or call will try again
             self.desk.fall_asleep()
 
-    async def _begin(self) -> None:
+    async def begin(self) -> None:
         """Be at work: started, or attached to the loop of a forked child."""
         if self.desk.closed:
             raise Closed("the store was closed")
@@ -187,7 +194,7 @@ class Core:
         else:
             loop.call_soon_threadsafe(link.expect_daemon, daemon.start_seconds)
 
-    def _spawn_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def spawn_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -231,15 +238,17 @@ class Core:
         self.desk.tally.epochs += 1
         self._learner.start_over()
         if self.options.on_epoch is not None:
-            self._safely(self.options.on_epoch, before, now)
+            self.safely(self.options.on_epoch, before, now)
 
     def _on_rejected(self, write: Write, error: StateError) -> None:
         log.warning("%s of %s %s was rejected: %s (%s)", write.op, write.kind, write.id, error, error.outcome)
+        if isinstance(error, LeaseLost) and write.more is not None and write.more.token is not None:
+            self.renewer.lose(write.kind, write.id, write.more.token, str(error))
         for callback in self.on_rejected:
-            self._safely(callback, write, error)
+            self.safely(callback, write, error)
         self._learner.fetch_wanted()
 
-    def _safely(self, callback: Callable[..., object], *arguments: Any) -> None:
+    def safely(self, callback: Callable[..., object], *arguments: Any) -> None:
         try:
             callback(*arguments)
         except Exception:
@@ -247,105 +256,54 @@ class Core:
 
     def _progress(self) -> None:
         """Something was decided: let those go who waited for it."""
-        outbox = self.desk.outbox
-        if self._flushes:
-            floor = outbox.floor
-            for target, done in self._flushes:
-                if target < floor and not done.done():
-                    done.set_result(None)
-            self._flushes = [waiting for waiting in self._flushes if not waiting[1].done()]
-        if self._rooms and self.desk.has_room():
-            rooms, self._rooms = self._rooms, []
-            for room in rooms:
-                if not room.done():
-                    room.set_result(None)
-        if self.desk.spool is not None and not self._syncing:
-            self._syncing = True
-            self._spawn_task(self._sync_spool())
+        self.waits.progress()
+        self._learner.fetch_wanted()
+        sync = self._spool_sync.due()
+        if sync is not None:
+            self.spawn_task(sync)
 
-    async def _sync_spool(self) -> None:
-        """Let the floor follow what is on disk, a few times a second."""
-        try:
-            await asyncio.sleep(SPOOL_SYNC_SECONDS)
-            begun = self.desk.begin_spool_sync()
-            if begun is not None:
-                await on_a_thread(lambda: self._sync_now(*begun))
-        finally:
-            self._syncing = False
-
-    def _sync_now(self, fd: int, floor: int) -> None:
-        """On a thread of its own, to its end: a descriptor must not be closed under a sync that was given up."""
-        try:
-            os.fdatasync(fd)
-            self.desk.end_spool_sync(floor)
-        except OSError as problem:
-            log.warning("the spool could not be synced: %s", problem)
-            self.desk.spool_sync_failed(fd)
-        finally:
-            os.close(fd)
-
-    # --- flush, room, call -----------------------------------------------------------------------------------------
+    # --- flush, call, follow ---------------------------------------------------------------------------------------
 
     async def flush(self, timeout: float | None) -> Counters:
         """Return once every write made before is decided. Raises `FlushTimeout`."""
-        await self._begin()
-        target = self.desk.outbox.last_seq
-        if target >= self.desk.outbox.floor:
-            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._flushes.append((target, done))
-            self._progress()
-            if self._link is not None:
-                self._link.wake()
-            await self._wait_for(done, timeout)
+        await self.until_decided(self.desk.outbox.last_seq, timeout)
         return self.desk.counters()
 
-    async def _wait_for(self, done: asyncio.Future[None], timeout: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await done
-        except TimeoutError:
-            self._flushes = [waiting for waiting in self._flushes if waiting[1] is not done]
-            raise FlushTimeout(self.desk.outbox.queued, timeout or 0.0) from None
+    async def until_decided(self, seq: int, timeout: float | None) -> None:
+        await self.begin()
+        if seq >= self.desk.outbox.floor:
+            if self._link is not None:
+                self._link.wake()
+            await self.waits.until_decided(seq, timeout)
 
     async def room(self, timeout: float | None) -> None:
         """Return once the outbox has room. Raises `OutboxFull`."""
-        await self._begin()
-        seconds = self.options.block_seconds if timeout is None else timeout
-        try:
-            async with asyncio.timeout(seconds):
-                while not self.desk.has_room():
-                    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._rooms.append(room)
-                    await room
-        except TimeoutError:
-            raise OutboxFull(
-                f"{self.desk.outbox.queued} writes are waiting and no room came within {seconds:g} s"
-            ) from None
+        await self.begin()
+        await self.waits.until_room(self.options.block_seconds if timeout is None else timeout)
+
+    async def until(self, condition: Callable[[], object], timeout: float | None) -> None:
+        """Return once a condition on the cache holds. Raises `TimeoutError`."""
+        await self.begin()
+        await self.waits.until_true(condition, timeout)
 
     async def call(self, op: str, fields: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         """Ask the daemon; it answers with every write applied that was made before."""
-        await self._begin()
-        if self._calls is None or self.loop is None:
-            raise Closed("the store was closed")
         message = calls.spelled(op, fields)
         seconds = self.options.call_seconds if timeout is None else timeout
-        deadline = self.loop.time() + seconds
+        deadline = asyncio.get_running_loop().time() + seconds + (message.get("wait") or 0.0)
         try:
             await self.flush(seconds)
         except FlushTimeout as late:
             raise Unavailable(f"{op}: {late}") from None
-        cache = self.desk.caches[message.get("kind", "job")]
-        read = self.desk.with_lock(cache.begin_read)
-        try:
-            reply = await self._calls.ask(message, deadline)
-            if reply.get("duplicate"):
-                self.desk.tally.duplicates += 1
-            self.desk.with_lock(lambda: self._learner.learn(op, message, reply, read))
-        except NotFound:
-            self.desk.with_lock(lambda: cache.learn_absent(target(message), read) if op == "get" else None)
-            raise
-        finally:
-            self.desk.with_lock(lambda: cache.end_read(read))
+        return await self.ask(message, deadline)
+
+    async def ask(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Ask the daemon at once, whatever waits in the outbox."""
+        await self.begin()
+        if self._calls is None:
+            raise Closed("the store was closed")
+        reply = await self._learner.learn_from(message, self._calls.ask(message, deadline))
+        self.waits.news()
         return reply
 
     async def fetch(self, id: str, kind: str, timeout: float | None) -> dict[str, Any] | None:
@@ -384,6 +342,7 @@ class Core:
         """The loop was closed first. Its tasks cannot be awaited any more, only what they held be let go."""
         report = self._take_stock()
         self._abandon_connections()
+        self.renewer.close()
         if self.daemon is not None:
             self.daemon.stop()
         _cores.discard(self)
@@ -410,7 +369,7 @@ class Core:
         where = "; they wait in the spool" if report.spooled else ""
         log.error("%d writes were not acknowledged%s", report.unflushed, where)
         if self.options.on_unflushed is not None:
-            self._safely(self.options.on_unflushed, report)
+            self.safely(self.options.on_unflushed, report)
 
     async def _tear_down(self) -> None:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -419,13 +378,9 @@ class Core:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._calls is not None:
             await self._calls.close()
+        self.renewer.close()
         self.desk.close()
-        for _, done in self._flushes:
-            if not done.done():
-                done.set_exception(Closed("the store was closed while this waited"))
-        for room in self._rooms:
-            if not room.done():
-                room.set_exception(Closed("the store was closed while this waited"))
+        self.waits.close()
         if self.daemon is not None:
             await on_a_thread(self.daemon.stop)
         _cores.discard(self)
@@ -438,7 +393,8 @@ class Core:
         if self.daemon is not None:
             self.daemon.abandon_in_child()
         # Kept, not collected: their end would reach into the parent's loop and the descriptors closed above.
-        _abandoned.append((self.loop, self._link, self._calls, self._tasks, self._flushes))
+        _abandoned.append((self.loop, self._link, self._calls, self.feeds, self._tasks, self.waits))
+        self.renewer.abandon_in_child()
         self.daemon = None
         self.desk.start_over_in_child()
         self._reset()
@@ -450,6 +406,7 @@ class Core:
             self._link.abandon_in_child()
         if self._calls is not None:
             self._calls.abandon_in_child()
+        self.feeds.abandon_in_child()
 
 
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()

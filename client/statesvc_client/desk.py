@@ -70,13 +70,13 @@ class Tally:
 class _Caches(dict[str, Cache]):
     """A cache for each kind, made when it is first looked for."""
 
-    def __init__(self, most: int, views: dict[str, dict[str, View]]) -> None:
+    def __init__(self, options: Options, views: dict[str, dict[str, View]]) -> None:
         super().__init__()
-        self._most = most
+        self._options = options
         self._views = views
 
     def __missing__(self, kind: str) -> Cache:
-        made = self[kind] = Cache(kind, self._most)
+        made = self[kind] = Cache(kind, self._options.cache_records, scoped=self._options.cache_filter is not None)
         self._views[kind] = made.views
         return made
 
@@ -93,7 +93,7 @@ class Desk:
         self.tally = Tally()
         self.outbox = Outbox(options.max_records, options.max_bytes)
         self.views: dict[str, dict[str, View]] = {}
-        self.caches = _Caches(options.cache_records, self.views)
+        self.caches = _Caches(options, self.views)
         self.client = new_client_id()
         self.spool: Spool | None = None
         self.closed = False
@@ -156,7 +156,7 @@ class Desk:
         while True:
             if self.closed:
                 raise Closed("the store was closed; the write was not taken")
-            if self._make_room(len(write.body) + OVERHEAD, reserve=write.is_terminal()):
+            if self._make_room(len(write.body) + OVERHEAD, reserve=write.is_last_word()):
                 break
             if not self.outbox.all_scanned:
                 self._let_others_in()
@@ -271,6 +271,9 @@ class Desk:
             if done and self.spool is not None:
                 self.spool.decided_upto(done[-1].seq, done)
             self._after_progress()
+        for write in done:
+            if write.on_decided is not None:
+                write.on_decided(None)
         self.on_progress()
         return len(done) == self.options.slice_records
 
@@ -284,6 +287,8 @@ class Desk:
             if self.spool is not None:
                 self.spool.decided_one(write)
             self._after_progress()
+        if write.on_decided is not None:
+            write.on_decided(error)
         self.on_progress()
 
     def find(self, seq: int) -> Write | None:

@@ -5,8 +5,8 @@ Owns the signatures an agent sees. Must not know event loops, threads or sockets
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
 
 from . import writes
 from .adapter_errors import NotCached
@@ -15,6 +15,9 @@ from .desk import Counters
 from .options import RejectedCallback
 
 Record = dict[str, Any]
+T = TypeVar("T")
+
+_NOT_GIVEN = (None,) * 5
 
 
 class Face:
@@ -43,19 +46,21 @@ class Face:
         append: Mapping[str, list[Any]] | None = None,
         if_revision: int | None = None,
         upsert: bool = False,
+        token: int | None = None,
         kind: str = "job",
         **fields: Any,
     ) -> None:
         """Change a record: fields as keywords, or a merge patch (RFC 7396: null removes) as a dict, or both.
 
-        `set` assigns, `inc` adds and `append` extends, each by top-level name or JSON Pointer. A field that is called
-        like one of the named parameters goes into the dict.
+        `set` assigns, `inc` adds and `append` extends, each by top-level name or JSON Pointer. With `token` it counts
+        only while that lease of the record is held. A field that is called like one of the named parameters goes into
+        the dict.
         """
         if patch is not None:
             fields = {**writes.checked_names(patch), **fields}
         more = None
-        if set is not None or inc is not None or append is not None or if_revision is not None or upsert:
-            more = writes.checked_more(set, inc, append, if_revision, upsert)
+        if upsert or (set, inc, append, if_revision, token) != _NOT_GIVEN:
+            more = writes.checked_more(set, inc, append, if_revision, upsert, token)
         self._admit(writes.update(kind, id, fields, more))
 
     def increment(
@@ -73,6 +78,19 @@ class Face:
     def delete(self, id: str, /, *, if_revision: int | None = None, kind: str = "job") -> None:
         """Remove a record."""
         self._admit(writes.delete(kind, id, if_revision))
+
+    def emit(self, id: str, type: str, message: str | None = None, data: Any = None, *, kind: str = "job") -> None:
+        """Add an event of your own to a record's history; watchers see it."""
+        told = {"type": type, "message": message, "data": data}
+        self._admit(writes.emit(kind, id, {name: value for name, value in told.items() if value is not None}))
+
+    def cancel(self, id: str, /, *, kind: str = "job") -> None:
+        """End a job that waits; ask the holder of a running one to end it, which stays asked."""
+        self._admit(writes.cancel(kind, id))
+
+    def retry(self, id: str, /, *, kind: str = "job") -> None:
+        """Put a failed job back into its queue."""
+        self._admit(writes.retry(kind, id))
 
     # --- the cache -------------------------------------------------------------------------------------------------
 
@@ -110,6 +128,14 @@ class Face:
 
     def __contains__(self, id: object) -> bool:
         return self._views["job"].get(id) is not None  # type: ignore[call-overload]
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        """Call back where this face's callbacks are called, from any thread."""
+        raise NotImplementedError
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work on the store's loop: for the face that waits."""
+        raise NotImplementedError
 
     def kind(self, kind: str) -> Kind:
         """The same store for records of another kind: `volumes = state.kind("volume")`."""
@@ -181,6 +207,15 @@ class Kind:
     def delete(self, id: str, /, *, if_revision: int | None = None) -> None:
         self._store.delete(id, if_revision=if_revision, kind=self.name)
 
+    def emit(self, id: str, type: str, message: str | None = None, data: Any = None) -> None:
+        self._store.emit(id, type, message, data, kind=self.name)
+
+    def cancel(self, id: str, /) -> None:
+        self._store.cancel(id, kind=self.name)
+
+    def retry(self, id: str, /) -> None:
+        self._store.retry(id, kind=self.name)
+
     def get(self, id: str, /) -> Record | None:
         return self._store.get(id, self.name)
 
@@ -198,4 +233,4 @@ class Kind:
         return self._store._views.get(self.name, {}).get(id) is not None  # type: ignore[call-overload]  # noqa: SLF001
 
 
-_PARAMETERS = frozenset({"set", "inc", "append", "if_revision", "upsert"})
+_PARAMETERS = frozenset({"set", "inc", "append", "if_revision", "upsert", "token"})

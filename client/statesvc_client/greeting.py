@@ -16,22 +16,19 @@ from .options import Options
 from .wire import Received
 
 
-def hello(options: Options, client: str, ack: str) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "op": "hello",
-        "client": client,
-        "name": options.name,
-        "ack": ack,
-        "protocol": wire.PROTOCOL,
-    }
+def hello(options: Options, client: str | None, ack: str) -> dict[str, Any]:
+    """Without a client the writes that follow are not numbered."""
+    message: dict[str, Any] = {"op": "hello", "name": options.name, "ack": ack, "protocol": wire.PROTOCOL}
+    if client is not None:
+        message["client"] = client
     if options.node_id is not None:
         message["nodeId"] = options.node_id
-    if _boot_id:
-        message["bootId"] = _boot_id
+    if boot_id:
+        message["bootId"] = boot_id
     return message
 
 
-async def greet(asking: Asking, options: Options, client: str, ack: str, seconds: float) -> Received:
+async def greet(asking: Asking, options: Options, client: str | None, ack: str, seconds: float) -> Received:
     """Open the connection and say hello. Raises `OSError`, `TimeoutError`, or the `StateError` the daemon answers."""
     await asking.open(seconds)
     reply = decoded(await asking.ask(hello(options, client, ack)))
@@ -60,4 +57,4 @@ def _read_boot_id() -> str:
         return ""
 
 
-_boot_id = _read_boot_id()
+boot_id = _read_boot_id()

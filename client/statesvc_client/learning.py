@@ -1,123 +1,230 @@
-"""What the cache learns from the daemon: every record at the start, and again those whose state is in doubt.
+"""What the cache learns from the daemon: every record at the start, every change from then on, and what is in doubt.
 
-Owns warming up, reading records anew, and taking in what answers say. Must not know connections: it is told how to ask.
+Owns warming up, following, reading records anew, and taking in what answers say. Must not know connections: it is told
+how to ask and how to follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from .adapter_errors import Closed
+from .backoff import Backoff
 from .cache import Cache, Read
+from .calls import is_numbered
 from .desk import Desk
-from .errors import NotFound, StateError
+from .errors import Gone, NotFound, StateError
+from .feed import Decoder, Line, Take
+from .images import Image
 from .options import Options
+from .wire import Happening
 
 log = logging.getLogger("statesvc_client")
 
 FETCH_SECONDS = 0.1
 """Between two tries to read a record that own writes keep touching."""
 
+SLICE_EVENTS = 16
+"""Events taken in before the lock is let go: about a tenth of a millisecond."""
+
 Ask = Callable[[str, dict[str, Any], float | None], Awaitable[dict[str, Any]]]
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+Follow = Callable[[dict[str, Any], Decoder[Happening], Take[Happening]], Awaitable[None]]
+"""Follow a watch until it cannot go on."""
+
+_decoder = msgspec.json.Decoder(Line[Happening])
 
 
 class Learner:
     """Keeps the caches of a desk in touch with the daemon."""
 
-    def __init__(self, desk: Desk, options: Options, ask: Ask, spawn: Spawn) -> None:
+    def __init__(self, desk: Desk, options: Options, ask: Ask, spawn: Spawn, follow: Follow) -> None:
         self._desk = desk
         self._options = options
         self._ask = ask
         self._spawn = spawn
+        self._follow = follow
         self._fetching = False
-        self._warming: asyncio.Task[Any] | None = None
+        self._keeping: list[asyncio.Task[Any]] = []
+        self._cold: set[str] = set()
+        """Kinds that were not read yet."""
+        self._warm = asyncio.Event()
+        self.on_news: Callable[[], None] = lambda: None
+        """Told whenever a cache may show something else."""
 
-    # --- warming up ------------------------------------------------------------------------------------------------
+    # --- warming up and following ----------------------------------------------------------------------------------
 
     def connected(self) -> None:
         """The daemon is there: read everything, the first time, and what was in doubt."""
-        if self._options.warm and self._warming is None:
-            self._warming = self._spawn(self._warm())
+        if self._options.warm and not self._keeping:
+            self._keep_all(forced=False)
         self.fetch_wanted()
 
     def start_over(self) -> None:
         """State the daemon had acknowledged may be lost: what the caches hold has to be read anew."""
         for cache in self._desk.caches.values():
             cache.complete = False
+            cache.images.start_over()
         if self._options.warm:
-            if self._warming is not None:
-                self._warming.cancel()
-            self._warming = self._spawn(self._warm(forced=True))
+            for task in self._keeping:
+                task.cancel()
+            self._keep_all(forced=True)
+
+    def _keep_all(self, *, forced: bool) -> None:
+        self._cold = set(self._options.kinds)
+        self._warm.clear()
+        self._keeping = [self._spawn(self._keep(kind, forced=forced)) for kind in self._options.kinds]
 
     async def until_warm(self) -> None:
-        if self._warming is not None:
-            await asyncio.wait([self._warming], timeout=self._options.connect_seconds)
-            if not self._warming.done():
-                log.warning("the cache is still being warmed; until then get() may raise NotCached")
+        try:
+            async with asyncio.timeout(self._options.connect_seconds):
+                if self._keeping:
+                    await self._warm.wait()
+        except TimeoutError:
+            log.warning("the cache is still being warmed; until then get() may raise NotCached")
 
-    async def _warm(self, *, forced: bool = False) -> None:
-        for kind in self._options.kinds:
-            while True:
-                try:
-                    await self._warm_kind(kind, forced=forced)
-                    break
-                except StateError as problem:
-                    log.warning("the cache could not be warmed yet: %s", problem)
-                    await asyncio.sleep(self._options.backoff_cap)
-
-    async def _warm_kind(self, kind: str, *, forced: bool) -> None:
-        """Read every record within the scope, page by page, as far as the cache can hold them."""
+    async def _keep(self, kind: str, *, forced: bool) -> None:
+        """Read every record, then follow what happens to them; where that is not possible any more, begin again."""
         cache = self._desk.caches[kind]
-        read = self._desk.with_lock(cache.begin_read)
+        backoff = Backoff(self._options.backoff_base, self._options.backoff_cap)
+        while True:
+            as_of = await self._until_listed(cache, forced=forced)
+            forced = False  # from here on, older is old again
+            self._cold.discard(kind)
+            if not self._cold:
+                self._warm.set()
+            if as_of is None or not self._options.follow or not await self._follow_from(cache, as_of):
+                cache.followed = False
+                return
+            await asyncio.sleep(backoff.next())
+
+    async def _follow_from(self, cache: Cache, as_of: str) -> bool:
+        """Follow as long as possible; returns whether to read everything anew and go on."""
+        request = {**self._scope(cache.kind), "after": as_of}
+        try:
+            await self._follow(request, _decoder, partial(self._observe, cache))
+        except Gone as problem:
+            log.info("changes of kind %s cannot be followed from here (%s): reading them anew", cache.kind, problem)
+            return True
+        except StateError as problem:
+            log.warning("the daemon will not tell of changes of kind %s: %s", cache.kind, problem)
+        return False
+
+    def _observe(self, cache: Cache, events: list[Happening]) -> None:
+        for start in range(0, len(events), SLICE_EVENTS):
+            images = [_image(event) for event in events[start : start + SLICE_EVENTS]]
+            self._desk.with_lock(partial(_observe_all, cache, images))
+        self.fetch_wanted()
+        self.on_news()
+
+    async def _until_listed(self, cache: Cache, *, forced: bool) -> str | None:
+        while True:
+            try:
+                return await self._list(cache, forced=forced)
+            except StateError as problem:
+                log.warning("the cache could not be warmed yet: %s", problem)
+                await asyncio.sleep(self._options.backoff_cap)
+
+    async def _list(self, cache: Cache, *, forced: bool) -> str | None:
+        """Read every record within the scope, page by page, as far as the cache can hold them.
+
+        Returns where to follow from: the place of the first page, because those read later may hold later changes, and
+        what comes twice is recognised by its revision.
+        """
+        read = self._desk.with_lock(partial(_begin_listing, cache, followed=self._options.follow))
         seen: set[str] = set()
-        fields: dict[str, Any] = {"kind": kind, "limit": self._options.page_records}
-        if self._options.cache_filter is not None:
-            fields["filter"] = self._options.cache_filter
+        fields: dict[str, Any] = {**self._scope(cache.kind), "limit": self._options.page_records}
+        as_of: str | None = None
         try:
             while True:
                 reply = await self._ask("list", fields, None)
-                records = reply["jobs" if kind == "job" else "records"]
+                as_of = as_of or reply.get("asOf")
+                records = reply["jobs" if cache.kind == "job" else "records"]
                 self._desk.with_lock(partial(_take_page, cache, records, read, seen, forced))
                 fields["cursor"] = reply.get("nextCursor")
                 if not fields["cursor"] or len(seen) >= cache.most:
                     break
-            complete = not fields["cursor"] and self._options.cache_filter is None and len(seen) <= cache.most
+            complete = not fields["cursor"] and not cache.scoped and len(seen) <= cache.most
             self._desk.with_lock(lambda: cache.learn_all(seen, read, complete=complete))
             self.fetch_wanted()
+            self.on_news()
+        finally:
+            self._desk.with_lock(partial(_end_listing, cache, read))
+        return as_of
+
+    def _scope(self, kind: str) -> dict[str, Any]:
+        scope = self._options.cache_filter
+        return {"kind": kind} if scope is None else {"kind": kind, "filter": scope}
+
+    # --- answers ---------------------------------------------------------------------------------------------------
+
+    async def learn_from(self, message: dict[str, Any], asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """The answer, once the cache has taken in what it says."""
+        if is_numbered(message["op"]) and message["op"] != "delete":
+            reply = await asked
+            self._desk.tally.duplicates += bool(reply.get("duplicate"))
+            self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply))
+            self.fetch_wanted()
+            return reply
+        cache = self._desk.caches[message.get("kind", "job")]
+        read = self._desk.with_lock(cache.begin_read)
+        try:
+            reply = await asked
+            self._desk.with_lock(lambda: self._learn(message["op"], message, reply, read))
+        except NotFound:
+            if message["op"] == "get":
+                self._desk.with_lock(lambda: cache.learn_absent(_target(message), read))
+            raise
         finally:
             self._desk.with_lock(lambda: cache.end_read(read))
+        return reply
 
-    # --- single records --------------------------------------------------------------------------------------------
+    def _learn(self, op: str, message: dict[str, Any], reply: dict[str, Any], read: Read) -> None:
+        """What an answer to a question says. Called with the desk's lock held.
 
-    def learn(self, op: str, message: dict[str, Any], reply: dict[str, Any], read: Read) -> None:
-        """What an answer says about records, the cache takes in. Called with the desk's lock held."""
-        kind = message.get("kind", "job")
-        cache = self._desk.caches[kind]
+        Own writes may have touched a record while the question was under way; about those it says nothing.
+        """
+        cache = self._desk.caches[message.get("kind", "job")]
         if op == "get":
-            cache.learn(reply.get("job", reply.get("record")) or {}, read)
+            cache.learn(_record(reply) or {}, read)
         elif op == "list":
-            records = reply.setdefault("jobs" if kind == "job" else "records", [])
-            for record in records:
+            for record in reply.setdefault("jobs" if cache.kind == "job" else "records", []):
                 cache.learn(record, read)
         elif op == "delete":
-            cache.learn_absent(target(message), read)
-        elif op in ("create", "update", "sync"):
+            cache.learn_absent(_target(message), read)
+
+    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any]) -> None:
+        """What an answer to a write says. Called with the desk's lock held."""
+        if op == "txn":
+            for part, result in zip(message["ops"], reply.get("results", ()), strict=False):
+                self._learn_written(part.get("op", ""), part, result)
+            return
+        cache = self._desk.caches[message.get("kind", "job")]
+        records = _records(reply)
+        for record in records:
+            cache.images.observe(_image_of(record, cache.id_field))
+        written = _written(message, cache.id_field)
+        if op in ("create", "update", "sync"):
             # Answers to writes leave secrets out, or the records altogether: what was written is asked for.
-            cache.wanted |= dict.fromkeys(_written(message, cache.id_field))
-            asyncio.get_running_loop().call_soon(self.fetch_wanted)
+            cache.wanted |= dict.fromkeys(written)
+        elif not records and not cache.followed:
+            cache.wanted |= dict.fromkeys(id for id in written if id in cache.views)
 
     async def fetch(self, id: str, kind: str, timeout: float | None) -> dict[str, Any] | None:
         try:
             reply = await self._ask("get", {"jobId": id} if kind == "job" else {"kind": kind, "id": id}, timeout)
         except NotFound:
             return None
-        record: dict[str, Any] = reply["job" if kind == "job" else "record"]
-        return record
+        return _record(reply)
+
+    # --- what is in doubt ------------------------------------------------------------------------------------------
 
     def fetch_wanted(self) -> None:
         if not self._fetching and any(cache.wanted for cache in self._desk.caches.values()):
@@ -131,6 +238,7 @@ class Learner:
                 for kind, ids in wanted.items():
                     for start in range(0, len(ids), self._options.page_records):
                         await self._fetch_page(kind, ids[start : start + self._options.page_records])
+                self.on_news()
                 # What own writes touched meanwhile is still wanted; it may be a busy record.
                 await asyncio.sleep(FETCH_SECONDS if self._desk.wanted() else 0)
         except (StateError, Closed) as problem:
@@ -151,15 +259,49 @@ class Learner:
             self._desk.with_lock(partial(cache.end_read, read))
 
 
-def target(message: dict[str, Any]) -> str:
+def _target(message: dict[str, Any]) -> str:
     return str(message.get("jobId") or message.get("id") or "")
+
+
+def _record(reply: dict[str, Any]) -> dict[str, Any] | None:
+    return reply.get("job", reply.get("record"))
+
+
+def _records(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    one = _record(reply)
+    return [one] if one is not None else reply.get("jobs") or reply.get("records") or []
 
 
 def _written(message: dict[str, Any], id_field: str) -> list[str]:
     """The ids of the records a call wrote."""
-    records = message.get("jobs") or message.get("records") or [message.get("job") or message.get("record") or {}]
-    ids = [target(message), *(record.get(id_field) for record in records if isinstance(record, dict))]
+    records = message.get("jobs") or message.get("records") or [_record(message) or {}]
+    ids = [_target(message), *(record.get(id_field) for record in records if isinstance(record, dict))]
     return [id for id in ids if isinstance(id, str) and id]
+
+
+def _image(event: Happening) -> Image:
+    body = None if event.record is UNSET else event.record
+    return Image(event.id, event.uid, event.revision, body, event.type == "left")
+
+
+def _image_of(record: dict[str, Any], id_field: str) -> Image:
+    return Image(str(record.get(id_field)), record.get("uid"), record.get("revision", 0), record)
+
+
+def _observe_all(cache: Cache, images: Iterable[Image]) -> None:
+    for image in images:
+        cache.images.observe(image)
+
+
+def _begin_listing(cache: Cache, *, followed: bool) -> Read:
+    cache.followed, cache.listing = followed, True
+    cache.images.begin_listing()
+    return cache.begin_read()
+
+
+def _end_listing(cache: Cache, read: Read) -> None:
+    cache.listing = False
+    cache.end_read(read)
 
 
 def _take_page(cache: Cache, records: list[dict[str, Any]], read: Read, seen: set[str], forced: bool) -> None:

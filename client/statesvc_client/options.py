@@ -36,6 +36,7 @@ class OptionFields(TypedDict, total=False):
     spool: str | os.PathLike[str] | None
     spool_sync: bool
     warm: bool
+    follow: bool
     kinds: Sequence[str]
     cache_filter: dict[str, Any] | None
     cache_records: int
@@ -80,8 +81,10 @@ class Options:
     """Sync the spool in each call: survives a power failure, at milliseconds a call."""
     warm: bool = True
     """Fill the cache by `list` at the start."""
+    follow: bool = True
+    """Keep the warmed cache by `watch`: what other clients change shows up."""
     kinds: Sequence[str] = ("job",)
-    """The kinds that are warmed; others are cached as far as own writes and calls tell."""
+    """The kinds that are warmed and followed; others are cached as far as own writes and calls tell."""
     cache_filter: dict[str, Any] | None = None
     """A `list` filter: the scope of the warmed cache."""
     cache_records: int = 100_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from . import writes
+from . import merging
 from .writes import Write
 
 OVERHEAD = 100
@@ -119,7 +119,7 @@ class Outbox:
     def merge_into_last(self, write: Write) -> Merge | None:
         """What the last unsent update of its record and this one are together."""
         kept = self._latest.get((write.kind, write.id))
-        both = None if kept is None or kept.sent else writes.merged(kept, write)
+        both = None if kept is None or kept.sent else merging.merged(kept, write)
         return None if both is None or kept is None else Merge(kept, write, both)
 
     def accept(self, merge: Merge) -> None:

@@ -224,8 +224,8 @@ class Renew(Write, tag="renew", kw_only=True):
 
 class Release(Write, tag="release", kw_only=True):
     purpose = (
-        "Give a lease back. A terminal `status` ends the record, FAILED and TIMEOUT by its retry policy; without one it "
-        "goes back to its queue, after `delay` seconds."
+        "Give a lease back. A terminal `status` ends the record, FAILED and TIMEOUT by its retry policy; without one "
+        "it goes back to its queue, after `delay` seconds."
     )
     reply_fields = ("job",)
     codes = ("bad_request", "not_found", "lease_lost", "invalid_transition")

@@ -1,6 +1,7 @@
-"""One fire-and-forget write: what was asked, ready to be sent, applied to a cached record, or merged with another.
+"""One fire-and-forget write: what was asked, ready to be sent.
 
-Owns the shape of a write between the agent's call and the wire. Must not know queues, files or sockets.
+Owns the shape of a write between the agent's call and the wire. Must not know queues, files or sockets. What a write
+does to a record is in foresight.py, how two become one in merging.py.
 
 What the caller gave is encoded inside the call (a quarter of a microsecond): the size is known, the caller may change
 its objects afterwards, and what cannot be sent is refused where the mistake is. The rest of the frame is made when it
@@ -10,19 +11,22 @@ is sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from . import composing, patch, spelling
+from . import spelling
 from .errors import StateError, TooLarge
 from .patch import Fields
 from .spelling import MANAGED
 from .wire import Limits, Malformed, check_size
 
-Op = Literal["create", "update", "delete"]
+Op = Literal["create", "update", "delete", "emit", "cancel", "retry", "release"]
+
+QUEUED_KINDS = frozenset({"job", "task"})
+"""Kinds whose states are those of a job."""
 
 # What the daemon writes itself it ignores in an update, so it is not shown here either.
 _MANAGED_AT_BIRTH = MANAGED - {"createdAt", "startedAt", "completedAt"}
@@ -30,13 +34,13 @@ _MANAGED_AT_BIRTH = MANAGED - {"createdAt", "startedAt", "completedAt"}
 _JOB_NAMES = spelling.JOB.known
 _PLAIN_NAMES = spelling.PLAIN.known
 
-_JOB_STATES = frozenset(
+JOB_STATES = frozenset(
     {
         "PENDING", "INITIALIZING", "SCHEDULED", "QUEUED", "RUNNING", "STOPPING",
         "COMPLETED", "FAILED", "STOPPED", "CANCELED", "TIMEOUT",
     }
 )  # fmt: skip
-_TERMINAL = frozenset({"COMPLETED", "FAILED", "STOPPED", "CANCELED", "CANCELLED", "TIMEOUT"})
+TERMINAL = frozenset({"COMPLETED", "FAILED", "STOPPED", "CANCELED", "CANCELLED", "TIMEOUT"})
 
 # Values that encode to themselves and cannot change under us. A float may be NaN, which JSON cannot say.
 _FLAT = frozenset({str, int, bool})
@@ -62,26 +66,33 @@ Seen = Fields | None | Unknown
 
 
 class More(Struct, omit_defaults=True, rename="camel", gc=False):
-    """The rarer parts of an update or a delete, spelled as on the wire."""
+    """What stands beside the fields of a write, spelled as on the wire."""
 
     set: dict[str, Any] | None = None
     inc: dict[str, Any] | None = None
     append: dict[str, list[Any]] | None = None
     if_revision: int | None = None
     upsert: bool = False
+    token: int | None = None
+    """The write counts only while this lease is held."""
+    status: str | None = None
+    """Of a release."""
+    delay: float = 0.0
+    event: dict[str, Any] | None = None
+    """What is to be told."""
 
 
 _decode_more = msgspec.json.Decoder(More).decode
 
 
 class Write(Struct, eq=False, gc=False):
-    """A write on its way. `fields` is the record of a create, the merge patch of an update."""
+    """A write on its way. `fields` is the record of a create, the merge patch of an update or a release."""
 
     op: Op
     kind: str
     id: str
     body: bytes
-    """The encoded `fields`, and behind them the rarer parts, as they stand in the frame."""
+    """The encoded `fields`, and behind them what stands beside them, as in the frame."""
     fields: Fields
     more: More | None = None
     flat: bool = False
@@ -100,12 +111,16 @@ class Write(Struct, eq=False, gc=False):
     earlier: Write | None = None
     later: Write | None = None
 
+    on_decided: Callable[[StateError | None], object] | None = None
+    """Called on the sender's thread once the daemon has decided: with its error, or with None."""
+
     @property
     def status(self) -> Any:
         return self.fields.get("status")
 
-    def is_terminal(self) -> bool:
-        return isinstance(self.status, str) and self.status.upper() in _TERMINAL
+    def is_last_word(self) -> bool:
+        """Whether nothing of weight follows about the record: it ends, or is given back."""
+        return self.op == "release" or (isinstance(self.status, str) and self.status.upper() in TERMINAL)
 
     def line(self, floor: int) -> bytes:
         """The frame as it is sent now."""
@@ -118,16 +133,23 @@ class Write(Struct, eq=False, gc=False):
         return self._head() + b"}"
 
     def _head(self) -> bytes:
-        if self.op == "delete":
-            named = {"op": "delete", "jobId": self.id} if self.kind == "job" else {
-                "op": "delete", "kind": self.kind, "id": self.id,
-            }  # fmt: skip
-            return _encode(named)[:-1] + self.body
+        if self.op not in ("create", "update"):
+            return _encode({"op": self.op, **named(self.kind, self.id)})[:-1] + self.body
         if self.kind == "job":
             return b'{"op":"%b","jobId":%b,"job":%b' % (self.op.encode(), _encode(self.id), self.body)
         return b'{"op":"%b","kind":%b,"id":%b,"record":%b' % (
             self.op.encode(), _encode(self.kind), _encode(self.id), self.body,
         )  # fmt: skip
+
+
+def named(kind: str, id: str) -> Fields:
+    """A record, named as in an envelope."""
+    return {"jobId": id} if kind == "job" else {"kind": kind, "id": id}
+
+
+def pointer(*names: str) -> str:
+    """The JSON Pointer that walks through these names."""
+    return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
 
 
 # --- from a call to a write ----------------------------------------------------------------------------------------
@@ -142,7 +164,7 @@ def create(kind: str, given: Mapping[str, Any]) -> Write:
     fields = record if _PLAIN.issuperset(map(type, record.values())) else _as_sent(body, record)
     if not _MANAGED_AT_BIRTH.isdisjoint(fields):
         fields = {name: value for name, value in fields.items() if name not in _MANAGED_AT_BIRTH}
-    if kind == "job" and fields.get("status") not in _JOB_STATES:
+    if kind in QUEUED_KINDS and fields.get("status") not in JOB_STATES:
         fields = _with_known_status(fields)
     return Write("create", kind, id, body, fields)
 
@@ -167,33 +189,68 @@ def update(kind: str, id: str, fields: Fields, more: More | None) -> Write:
         _check_size_of(body)
     if not MANAGED.isdisjoint(fields):
         fields = {name: value for name, value in fields.items() if name not in MANAGED}
-    if kind == "job" and "status" in fields and fields["status"] not in _JOB_STATES:
+    if kind in QUEUED_KINDS and "status" in fields and fields["status"] not in JOB_STATES:
         fields = _with_known_status(fields)
     return Write("update", kind, id, body, fields, more, flat)
 
 
 def delete(kind: str, id: str, if_revision: int | None) -> Write:
+    return _beside("delete", kind, id, More(if_revision=if_revision))
+
+
+def emit(kind: str, id: str, event: Fields) -> Write:
+    return _beside("emit", kind, id, More(event=event))
+
+
+def cancel(kind: str, id: str) -> Write:
+    return _beside("cancel", kind, id, More())
+
+
+def retry(kind: str, id: str) -> Write:
+    return _beside("retry", kind, id, More())
+
+
+def release(kind: str, id: str, fields: Fields, more: More) -> Write:
+    """Give a lease back, with a last patch. `fields` must not be used by the caller afterwards."""
+    fields = spelling.of_kind(kind).of_fields(dict(checked_names(fields)))
+    write = _beside("release", kind, id, more)
+    if fields:
+        body = _encode(fields)
+        write.fields = {name: value for name, value in _as_sent(body, fields).items() if name not in MANAGED}
+        write.body += b',"%b":%b' % (b"job" if kind == "job" else b"record", body)
+        if len(write.body) > _SURELY_FITS:
+            _check_size_of(write.body)
+    return write
+
+
+def _beside(op: Op, kind: str, id: str, more: More) -> Write:
+    """A write with nothing but what stands beside the fields."""
     _check_id(kind, id)
-    if if_revision is None:
-        return Write("delete", kind, id, b"", {})
-    body, more = _with_more(b"", More(if_revision=if_revision))
-    return Write("delete", kind, id, body, {}, more)
+    if more == More():
+        return Write(op, kind, id, b"", {})
+    body, more = _with_more(b"", more)
+    if len(body) > _SURELY_FITS:
+        _check_size_of(body)
+    return Write(op, kind, id, body, {}, more)
 
 
 def restored(frame: bytes, seq: int) -> Write:
     """A write that comes back from the spool. Nobody knows whether it was sent, so it counts as sent."""
     message = _decode(frame)
-    op, kind = message["op"], message.get("kind", "job")
-    fields = message.get("job" if kind == "job" else "record") or {}
-    if op == "create":
-        write = create(kind, fields)
-    elif op == "delete":
-        write = delete(kind, message.get("jobId") or message["id"], message.get("ifRevision"))
-    else:
-        more = msgspec.convert(message, More)
-        write = update(kind, message.get("jobId") or message["id"], fields, more if more != More() else None)
+    write = _rebuilt(message, message["op"], message.get("kind", "job"))
     write.seq, write.sent = seq, True
     return write
+
+
+def _rebuilt(message: Fields, op: Op, kind: str) -> Write:
+    fields = message.get("job" if kind == "job" else "record") or {}
+    if op == "create":
+        return create(kind, fields)
+    id = message.get("jobId") or message["id"]
+    more = msgspec.convert(message, More)
+    if op == "update":
+        return update(kind, id, fields, more if more != More() else None)
+    return release(kind, id, fields, more) if op == "release" else _beside(op, kind, id, more)
 
 
 def checked_more(
@@ -202,8 +259,10 @@ def checked_more(
     append: Mapping[str, Any] | None,
     if_revision: int | None,
     upsert: bool,
+    token: int | None = None,
 ) -> More:
-    """The rarer parts, with mistakes named at once: a field that is called like one of them goes into the patch."""
+    """What stands beside an update's fields. Mistakes are named at once: a field that is called like one of these goes
+    into the patch."""
     for name, given in (("set", set), ("inc", inc), ("append", append)):
         if given is not None and not isinstance(given, Mapping):
             raise TypeError(
@@ -222,6 +281,7 @@ def checked_more(
         append=None if append is None else {path: list(values) for path, values in append.items()},
         if_revision=if_revision,
         upsert=upsert,
+        token=token,
     )
 
 
@@ -235,7 +295,7 @@ def checked_names(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _spelled(kind: str, more: More) -> More:
-    """The rarer parts with known names in their own spelling."""
+    """The same with known names in their own spelling."""
     of_path = spelling.of_kind(kind).of_path
     parts = (more.set, more.inc, more.append)
     if all(of_path(path) == path for part in parts for path in part or ()):
@@ -245,7 +305,7 @@ def _spelled(kind: str, more: More) -> More:
 
 
 def _with_more(body: bytes, more: More) -> tuple[bytes, More]:
-    """The body with the rarer parts behind it, and those as the daemon will read them."""
+    """The body with the rest behind it, and that as the daemon will read it."""
     encoded = _encode(more)
     if b"null" in encoded:
         _refuse_nan(msgspec.to_builtins(more), "")
@@ -308,87 +368,3 @@ def _with_known_status(fields: Fields) -> Fields:
         known = status.upper()
         return {**fields, "status": "CANCELED" if known == "CANCELLED" else known}
     return {name: value for name, value in fields.items() if name != "status"}
-
-
-# --- what a write does to a record ---------------------------------------------------------------------------------
-
-
-def changed(record: Fields, write: Write) -> Fields:
-    """The record after an update. Raises `BadRequest` where the daemon would."""
-    after: Fields = {**record, **write.fields} if write.flat else patch.merge(record, write.fields)
-    more = write.more
-    if more is not None:
-        for path, value in (more.set or {}).items():
-            after = patch.assign(after, patch.steps(path), value)
-        for path, amount in (more.inc or {}).items():
-            after = patch.increment(after, patch.steps(path), amount)
-        for path, values in (more.append or {}).items():
-            after = patch.extend(after, patch.steps(path), values)
-    # The daemon's clock decides on this one; an old value beside new fields would be wrong.
-    after.pop("updatedAt", None)
-    return after
-
-
-def born(write: Write) -> Fields:
-    """The record as an upsert of an absent one makes it."""
-    id_field = "uuid" if write.kind == "job" else "id"
-    return changed({id_field: write.id}, write)
-
-
-# --- two writes made into one --------------------------------------------------------------------------------------
-
-
-def merged(first: Write, second: Write) -> Write | None:
-    """One update that does what two neighbouring, unsent updates of a record do; None where no single one can."""
-    if not (_mergeable(first) and _mergeable(second)):
-        return None
-    if None not in (first.status, second.status) and first.status != second.status:
-        return None  # two steps of the lifecycle; their product may not be one
-    one, two = first.more or More(), second.more or More()
-    if one.upsert != two.upsert:
-        return None
-    try:
-        fields = _composed(first.fields, one, second.fields, two)
-        more = More(
-            set=_joined(one.set, two.set, lambda a, b: {**a, **b}),
-            inc=_joined(one.inc, two.inc, composing.compose_counts),
-            append=_joined(one.append, two.append, composing.compose_lists),
-            upsert=one.upsert,
-        )
-        write = update(first.kind, first.id, fields, more if more != More() else None)
-    except (composing.Incompatible, StateError):
-        return None
-    write.seq = first.seq
-    write.doubtful = first.doubtful or second.doubtful
-    return write
-
-
-def _mergeable(write: Write) -> bool:
-    return (
-        write.op == "update"
-        and not write.sent
-        and not write.decided
-        and (
-            write.more is None
-            or (write.more.if_revision is None and "status" not in composing.top_names(write.more.set or {}))
-        )
-    )
-
-
-def _composed(first: Fields, one: More, second: Fields, two: More) -> Fields:
-    """The daemon applies patch, set, inc, append in this order. What the second does early must not touch what the
-    first does late."""
-    late: set[str] = set()
-    for earlier, later in ((one.append, two.inc), (one.inc, two.set), (one.set, second)):
-        late |= composing.top_names(earlier or {})
-        touched = set(later or ()) if later is second else composing.top_names(later or {})
-        if late & touched:
-            raise composing.Incompatible("the order of the parts would change")
-    return composing.compose_patches(first, second)
-
-
-def _joined(first: Any, second: Any, compose: Any) -> Any:
-    if not first or not second:
-        return first or second or None
-    composing.check_paths_apart(first, second)
-    return compose(first, second)

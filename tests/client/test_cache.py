@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statesvc_client import writes
+from statesvc_client import foresight, writes
 from statesvc_client.cache import EVICT_STEPS, Cache
 from statesvc_client.errors import Conflict, Exists, InvalidTransition, NotFound, TooLarge
 
@@ -203,7 +203,7 @@ def test_whatever_is_applied_or_rejected_in_order_the_cache_ends_like_the_daemon
             truth = {**write.fields, "revision": 1}
             cache.applied(write)
         elif write.op == "update" and truth is not None and not write.fields.get("refuse"):
-            truth = {**writes.changed(truth, write), "revision": truth["revision"] + 1}
+            truth = {**foresight.changed(truth, write), "revision": truth["revision"] + 1}
             cache.applied(write)
         else:
             cache.rejected(

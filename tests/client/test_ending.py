@@ -106,7 +106,7 @@ def test_closing_ends_the_flush_of_another_thread(beside):
     beside.silent = True
     state.create({"uuid": "j"})
     thread, raised = caught(state.flush)
-    until(lambda: state._core._flushes, "the flush to wait")
+    until(lambda: state._core.waits.flushes, "the flush to wait")
     assert state.close().unflushed == 1
     thread.join(10)
     assert [type(error) for error in raised] == [Closed]

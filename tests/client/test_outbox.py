@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statesvc_client import writes
+from statesvc_client import foresight, merging, writes
 from statesvc_client.adapter_errors import OutboxFull
 from statesvc_client.desk import Desk
+from statesvc_client.errors import LeaseLost
 from statesvc_client.options import Options
 from statesvc_client.outbox import OVERHEAD, SCAN_STEPS, Merge, Outbox
 
@@ -117,6 +121,62 @@ def test_unsent_updates_of_one_record_are_merged_before_anything_is_refused():
     assert [value for more in by_id["j0"] for value in more.append["l"]] == [0, 2]
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        writes.emit("job", "j", {"type": "note"}),
+        writes.cancel("job", "j"),
+        writes.retry("job", "j"),
+        writes.release("job", "j", {}, writes.More(token=3)),
+        writes.update("job", "j", {"b": 1}, writes.More(token=3)),
+        writes.delete("job", "j", None),
+    ],
+    ids=lambda write: write.op,
+)
+def test_nothing_is_merged_over_a_write_of_another_sort(between):
+    desk = Desk(Options(max_records=3, when_full="error"))
+    for write in (update("j", a=1), between, update("j", a=2)):
+        desk.admit(write)
+    assert not admitted(desk, update("k", a=1))
+    waiting = desk.outbox.waiting()
+    assert [(write.op, write.fields.get("a")) for write in waiting] == [
+        ("update", 1),
+        (between.op, None),
+        ("update", 2),
+    ]
+
+
+def test_updates_guarded_by_one_token_are_merged_and_those_by_two_are_not():
+    def guarded(token: int | None) -> writes.Write:
+        return writes.update("job", "j", {}, writes.More(inc={"n": 1}, token=token))
+
+    both = merging.merged(guarded(3), guarded(3))
+    assert both is not None
+    assert both.more == writes.More(inc={"n": 2}, token=3)
+    assert merging.merged(guarded(3), guarded(4)) is None
+    assert merging.merged(guarded(3), guarded(None)) is None
+
+
+def test_giving_a_lease_back_may_use_the_reserve():
+    desk = Desk(Options(max_records=4, when_full="error"))
+    for number in range(4):
+        desk.admit(writes.create("job", {"uuid": f"j{number}"}))
+    assert admitted(desk, writes.release("job", "j0", {}, writes.More(token=1)))
+
+
+def test_whoever_wants_to_know_is_told_of_the_fate_of_a_write():
+    desk = Desk(Options())
+    told: list[Any] = []
+    for id in ("good", "bad"):
+        write = writes.release("job", id, {}, writes.More(token=1))
+        write.on_decided = told.append
+        desk.admit(write)
+    good, bad = desk.outbox.take(10, 10, 10_000)
+    desk.acknowledged(good.seq)
+    desk.reject(bad, LeaseLost("late"))
+    assert [type(error) for error in told] == [type(None), LeaseLost]
+
+
 def test_what_was_sent_is_never_merged():
     desk = Desk(Options(max_records=2, when_full="error"))
     desk.admit(update("j", a=1))
@@ -176,7 +236,7 @@ def test_however_writes_are_merged_each_record_ends_the_same_and_passes_the_same
         write = writes.update(
             "job", id, dict(change.get("fields", {})), writes.More(**change["more"]) if "more" in change else None
         )
-        expected = writes.changed(plain[id], write)
+        expected = foresight.changed(plain[id], write)
         if not admitted(desk, write):
             continue
         if expected.get("status") != plain[id].get("status"):
@@ -185,7 +245,7 @@ def test_however_writes_are_merged_each_record_ends_the_same_and_passes_the_same
     ended: dict[str, dict] = {"a": {"uuid": "a"}, "b": {"uuid": "b"}}
     passed: dict[str, list] = {"a": [], "b": []}
     for write in desk.outbox.waiting():
-        after = writes.changed(ended[write.id], write)
+        after = foresight.changed(ended[write.id], write)
         if after.get("status") != ended[write.id].get("status"):
             passed[write.id].append(after.get("status"))
         ended[write.id] = after

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statesvc_client import composing, patch, writes
+from statesvc_client import composing, foresight, merging, patch, writes
 from statesvc_client.errors import BadRequest
 
 NAMES = st.sampled_from(["a", "b", "c", "status"])
@@ -50,7 +50,7 @@ def test_paths_are_names_or_json_pointers():
 )
 def test_a_change_that_does_not_fit_the_value_is_refused(more):
     with pytest.raises(BadRequest):
-        writes.changed({"text": "x"}, writes.update("job", "j", {}, more))
+        foresight.changed({"text": "x"}, writes.update("job", "j", {}, more))
 
 
 # --- whole updates ---------------------------------------------------------------------------------------------------
@@ -82,22 +82,22 @@ def made(change: dict) -> writes.Write:
 @given(TARGETS, UPDATES, UPDATES)
 def test_two_updates_merged_do_what_they_do_one_after_the_other(target, one, two):
     first, second = made(one), made(two)
-    both = writes.merged(first, second)
+    both = merging.merged(first, second)
     if both is None:
         return
     try:
-        expected = writes.changed(writes.changed(target, first), second)
+        expected = foresight.changed(foresight.changed(target, first), second)
     except BadRequest:
         return
-    assert writes.changed(target, both) == expected
+    assert foresight.changed(target, both) == expected
 
 
 def test_two_steps_of_a_lifecycle_are_never_made_one():
     running = writes.update("job", "j", {"status": "RUNNING"}, None)
     done = writes.update("job", "j", {"status": "COMPLETED"}, None)
     progress = writes.update("job", "j", {"progress": 5}, None)
-    assert writes.merged(running, done) is None
-    both = writes.merged(running, progress)
+    assert merging.merged(running, done) is None
+    both = merging.merged(running, progress)
     assert both is not None
     assert both.fields == {"status": "RUNNING", "progress": 5}
 
@@ -105,7 +105,7 @@ def test_two_steps_of_a_lifecycle_are_never_made_one():
 def test_counters_add_and_lists_concatenate():
     one = made({"inc": {"n": 2}, "append": {"l": [1]}})
     two = made({"inc": {"n": 3}, "append": {"l": [2]}, "fields": {"a": 1}})
-    both = writes.merged(one, two)
+    both = merging.merged(one, two)
     assert both is not None
     assert both.more is not None
     assert (both.more.inc, both.more.append, both.fields) == ({"n": 5}, {"l": [1, 2]}, {"a": 1})
@@ -114,5 +114,5 @@ def test_counters_add_and_lists_concatenate():
 def test_a_conditional_update_is_never_merged():
     plain = made({"fields": {"a": 1}})
     conditional = writes.update("job", "j", {"a": 2}, writes.More(if_revision=3))
-    assert writes.merged(plain, conditional) is None
-    assert writes.merged(conditional, plain) is None
+    assert merging.merged(plain, conditional) is None
+    assert merging.merged(conditional, plain) is None

@@ -252,6 +252,24 @@ def test_merging_in_a_full_outbox_is_spooled_too(path):
     assert len(waiting) == 2
 
 
+def test_every_sort_of_write_waits_in_the_spool(path):
+    desk = Desk(Options(spool=path))
+    desk.open_spool()
+    made = [
+        writes.update("job", "j", {"a": 1}, writes.More(token=3)),
+        writes.emit("job", "j", {"type": "note", "data": 1}),
+        writes.cancel("job", "k"),
+        writes.retry("job", "l"),
+        writes.release("job", "j", {"exitCode": 0}, writes.More(token=3, status="COMPLETED")),
+    ]
+    for write in made:
+        desk.admit(write)
+    desk.close()
+    waiting = reopened(path).waiting
+    assert [write.frame() for write in waiting] == [write.frame() for write in made]
+    assert all(write.sent for write in waiting), "they may have been: the daemon is to look for them"
+
+
 def failing_sync(_fd):
     raise OSError(5, "Input/output error")
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from statesvc_client import Job, spelling, writes
+from statesvc_client import Job, spelling, wire, writes
 from statesvc_client.errors import BadRequest, TooLarge
 
 
@@ -95,6 +95,14 @@ def test_mistaking_a_parameter_for_a_field_is_told():
         writes.update("job", "j", {"a": None}, writes.More(inc={"n": 1}, upsert=True)),
         writes.update("volume", "v", {"size": 1}, None),
         writes.delete("job", "j", 4),
+        writes.delete("volume", "v", None),
+        writes.update("job", "j", {"a": 1}, writes.More(token=7)),
+        writes.emit("job", "j", {"type": "note", "message": "m", "data": [1, None]}),
+        writes.emit("volume", "v", {"type": "note"}),
+        writes.cancel("job", "j"),
+        writes.retry("task", "t"),
+        writes.release("job", "j", {"exitCode": 0, "gone": None}, writes.More(token=7, status="FAILED", delay=1.5)),
+        writes.release("lock", "l", {}, writes.More(token=7)),
     ],
     ids=lambda write: f"{write.op} {write.kind}",
 )
@@ -104,6 +112,45 @@ def test_a_write_comes_back_from_its_frame(write):
         write.op, write.kind, write.id, write.fields, write.more,
     )  # fmt: skip
     assert (again.seq, again.sent, again.frame()) == (12, True, write.frame())
+
+
+FRAMES = [
+    (writes.emit("job", "j", {"type": "note"}), {"op": "emit", "jobId": "j", "event": {"type": "note"}}),
+    (writes.cancel("task", "t"), {"op": "cancel", "kind": "task", "id": "t"}),
+    (writes.retry("job", "j"), {"op": "retry", "jobId": "j"}),
+    (
+        writes.release("job", "j", {"Error": "x", "revision": 9}, writes.More(token=3, status="FAILED")),
+        {"op": "release", "jobId": "j", "token": 3, "status": "FAILED", "job": {"error": "x", "revision": 9}},
+    ),
+    (
+        writes.release("lock", "l", {"note": 1}, writes.More(token=3, delay=2.0)),
+        {"op": "release", "kind": "lock", "id": "l", "token": 3, "delay": 2.0, "record": {"note": 1}},
+    ),
+    (
+        writes.update("job", "j", {"a": 1}, writes.More(token=3)),
+        {"op": "update", "jobId": "j", "job": {"a": 1}, "token": 3},
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "message"), FRAMES, ids=lambda part: getattr(part, "op", ""))
+def test_the_frames_of_writes_are_what_the_wire_asks_for(write, message):
+    write.seq = 5
+    assert json.loads(write.frame()) == message
+    request = wire.decode_request(write.line(4).rstrip(), wire.Limits())
+    assert isinstance(request, wire.Write)
+    assert (request.op, request.target, request.seq, request.floor, request.again) == (write.op, write.id, 5, 4, False)
+    write.sent = True
+    assert json.loads(write.line(4)) == {**message, "seq": 5, "floor": 4, "again": True}
+
+
+def test_what_json_cannot_say_is_refused_in_an_event_and_a_release_too():
+    with pytest.raises(ValueError, match="data is nan"):
+        writes.emit("job", "j", {"type": "t", "data": float("nan")})
+    with pytest.raises(ValueError, match="n is inf"):
+        writes.release("job", "j", {"n": float("inf")}, writes.More(token=1))
+    with pytest.raises(ValueError, match="needs an uuid"):
+        writes.cancel("job", "")
 
 
 def test_known_names_are_put_right_when_a_write_is_made():

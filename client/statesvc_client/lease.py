@@ -1,0 +1,94 @@
+"""A lease this process holds, as far as it can know.
+
+Owns the time it is good for and who is told when it is not any more. Must not know connections or threads' work: it is
+told what was confirmed. Any thread may ask it.
+
+A lease is good for `ttl` seconds from the moment its last confirmed renewal was *sent*: the daemon's own time begins
+later, so the holder stops before anybody else can be given the record. The clock also runs while the machine sleeps. A
+process that was stopped for too long sees that for itself, before it acts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from .errors import LeaseLost
+
+
+def clock() -> float:
+    """Seconds since the machine was started, sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """One claim on one record."""
+
+    def __init__(self, kind: str, id: str, token: int, holder: str, ttl: float, sent: float) -> None:
+        self.kind = kind
+        self.id = id
+        self.token = token
+        self.holder = holder
+        self.ttl = ttl
+        self.deadline = sent + ttl
+        self.cancel_requested = False
+        """Somebody asked for the end of what is done under this lease."""
+        self.released = False
+        self._lost: str | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._told = False
+        self._telling = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Lease({self.kind} {self.id!r}, token {self.token}{', lost' if self.lost else ''})"
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody else may have it. Once true, always true."""
+        if self._lost is None and not self.released and clock() >= self.deadline:
+            self._lost = f"it was not renewed for {self.ttl:g} s"
+        return self._lost is not None
+
+    def check(self) -> None:
+        """Raise `LeaseLost` unless the lease is held."""
+        if self.lost:
+            raise LeaseLost(f"the lease of {self.kind} {self.id} (token {self.token}) is lost: {self._lost}")
+        if self.released:
+            raise LeaseLost(f"the lease of {self.kind} {self.id} (token {self.token}) was given back")
+
+    def confirm(self, sent: float, *, cancel_requested: bool) -> None:
+        """The daemon renewed it, asked at `sent`."""
+        self.deadline = max(self.deadline, sent + self.ttl)
+        self.cancel_requested = self.cancel_requested or cancel_requested
+
+    def lose(self, why: str) -> None:
+        if self._lost is None and not self.released:
+            self._lost = why
+
+    def orphan(self, why: str) -> None:
+        """In a forked child: it is the parent's, and the lock may be held by a thread that is not here."""
+        self._telling = threading.Lock()
+        self._listeners.clear()
+        self.lose(why)
+
+    def when_lost(self, tell: Callable[[], object]) -> None:
+        """Call this once it is lost, on the thread that notices; at once if that was told before."""
+        with self._telling:
+            if not self._told:
+                self._listeners.append(tell)
+                return
+        tell()
+
+    def tell_lost(self) -> list[Exception]:
+        """Call the listeners, once; returns what they raised."""
+        with self._telling:
+            self._told = True
+            listeners, self._listeners = self._listeners, []
+        problems = []
+        for tell in listeners:
+            try:
+                tell()
+            except Exception as problem:  # noqa: BLE001 - one listener must not keep the others from hearing it
+                problems.append(problem)
+        return problems

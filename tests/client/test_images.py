@@ -1,0 +1,328 @@
+"""What the log says and the cache shows: others' changes appear, own writes stay, nothing goes backwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from statesvc_client import foresight, writes
+from statesvc_client.cache import Cache
+from statesvc_client.errors import Conflict, Exists, NotFound
+from statesvc_client.images import Image
+from tests.client.test_cache import record, shown, update
+
+
+def followed(*records: dict, scoped: bool = False, most: int = 100) -> Cache:
+    cache = Cache("job", most, scoped=scoped)
+    cache.followed = cache.listing = True
+    read = cache.begin_read()
+    for each in records:
+        cache.learn(each, read)
+    cache.learn_all([each["uuid"] for each in records], read, complete=not scoped)
+    cache.end_read(read)
+    cache.listing = False
+    return cache
+
+
+def image(id: str, revision: int, uid: str = "u1", **fields: object) -> Image:
+    return Image(id, uid, revision, record(id, revision, uid, **fields))
+
+
+def gone(id: str, revision: int, uid: str = "u1", *, left: bool = False) -> Image:
+    return Image(id, uid, revision, None, left)
+
+
+def observe(cache: Cache, *images: Image) -> None:
+    for each in images:
+        cache.images.observe(each)
+
+
+def test_what_others_make_change_and_delete_shows():
+    cache = followed(record("j", a=1))
+    observe(cache, image("j", 2, a=2), image("new", 1, uid="u2"))
+    assert (shown(cache)["a"], shown(cache, "new")["uid"], cache.live) == (2, "u2", 2)
+    observe(cache, gone("j", 3), gone("new", 2, uid="u2"))
+    assert (cache.views, cache.live, cache.complete) == ({}, 0, True)
+
+
+def test_what_was_listed_is_not_replaced_by_older_images_that_come_again():
+    cache = followed(record("j", 5, a=5), record("again", 1, uid="u9"))
+    observe(cache, image("j", 4, a=4), image("j", 5, a=5))
+    assert shown(cache)["a"] == 5
+    observe(cache, image("again", 7, uid="u1"), gone("again", 8, uid="u1"))
+    assert shown(cache, "again")["uid"] == "u9"
+    observe(cache, image("dead", 3, uid="u3"))
+    assert "dead" not in cache.views, "it was gone when everything was listed"
+
+
+def test_own_undecided_writes_stay_on_top_and_are_confirmed_without_asking():
+    cache = followed(record("j", 1, a=1))
+    write = update("j", b=2)
+    cache.note(write)
+    observe(cache, image("j", 2, a=1, b=2, updatedAt="now"))
+    assert shown(cache) == record("j", 1, a=1, b=2), "undecided, so it is not known whose image this is"
+    cache.applied(write)
+    assert shown(cache) == record("j", 2, a=1, b=2, updatedAt="now")
+    assert not cache.wanted
+    assert not cache.images.guessed
+
+
+def test_an_own_write_does_not_vanish_when_somebody_else_was_first():
+    cache = followed(record("j", 1, a=1))
+    write = update("j", b=2)
+    cache.note(write)
+    cache.applied(write)
+    observe(cache, image("j", 2, a=9))
+    assert shown(cache)["b"] == 2, "revision 2 was not ours"
+    assert "j" in cache.wanted
+    read = cache.begin_read()
+    cache.learn(record("j", 3, a=9, b=2), read)
+    assert shown(cache) == record("j", 3, a=9, b=2)
+    observe(cache, image("j", 3, a=9, b=2), image("j", 4, a=10, b=2))
+    assert shown(cache)["a"] == 10
+    assert not cache.wanted
+
+
+def test_a_record_deleted_here_does_not_come_back_with_its_own_late_images():
+    cache = followed(record("j", 1, a=1))
+    for write in (update("j", a=2), writes.delete("job", "j", None)):
+        cache.note(write)
+        cache.applied(write)
+    observe(cache, image("j", 2, a=2))
+    assert "j" not in cache.views
+    observe(cache, gone("j", 3), image("j", 1, uid="u2", a=7))
+    assert shown(cache)["a"] == 7
+
+
+def test_a_record_made_and_deleted_here_does_not_come_back_either():
+    cache = followed()
+    for write in (writes.create("job", {"uuid": "j"}), writes.delete("job", "j", None)):
+        cache.note(write)
+        cache.applied(write)
+    observe(cache, image("j", 1, uid="u7"))
+    assert "j" not in cache.views
+    observe(cache, gone("j", 2, uid="u7"), image("j", 1, uid="u8"))
+    assert shown(cache)["uid"] == "u8"
+
+
+def test_what_leaves_the_filter_is_not_known_any_more():
+    cache = followed(record("j", 1), scoped=True)
+    observe(cache, gone("j", 2, left=True))
+    assert "j" not in cache.views
+    observe(cache, image("j", 3))
+    assert shown(cache)["revision"] == 3
+
+
+def test_secrets_which_the_log_does_not_hold_stay():
+    cache = followed(record("j", 1, secretEnvironment={"KEY": "s"}))
+    observe(cache, image("j", 2, a=1))
+    assert shown(cache)["secretEnvironment"] == {"KEY": "s"}
+
+
+def test_an_answer_under_way_does_not_bring_back_what_the_log_told_of_as_gone():
+    cache = followed(record("j", 1))
+    read = cache.begin_read()
+    observe(cache, gone("j", 2))
+    cache.learn(record("j", 1), read)
+    assert "j" not in cache.views
+
+
+def test_a_release_with_a_last_state_is_confirmed_by_its_image():
+    cache = followed(record("j", 4, status="RUNNING", lease={"holder": "me", "token": 3}))
+    write = writes.release("job", "j", {"exitCode": 0}, writes.More(token=3, status="completed"))
+    cache.note(write)
+    assert shown(cache) == record("j", 4, status="COMPLETED", exitCode=0)
+    cache.applied(write)
+    observe(cache, image("j", 5, status="COMPLETED", exitCode=0, completedAt="now"))
+    assert (shown(cache)["completedAt"], dict(cache.wanted)) == ("now", {})
+
+
+def test_a_release_whose_end_only_the_daemon_knows_is_asked_for():
+    cache = followed(record("j", 4, status="RUNNING", lease={"holder": "me", "token": 3}))
+    write = writes.release("job", "j", {"error": "x"}, writes.More(token=3, status="FAILED"))
+    cache.note(write)
+    cache.applied(write)
+    observe(cache, image("j", 5, status="SCHEDULED", error="x", retryCount=1))
+    assert "j" in cache.wanted
+
+
+def test_a_cancel_that_changes_nothing_makes_no_revision():
+    cache = followed(record("j", 4, status="RUNNING", cancelRequested=True))
+    write = writes.cancel("job", "j")
+    cache.note(write)
+    cache.applied(write)
+    assert shown(cache)["revision"] == 4
+    observe(cache, image("j", 5, status="CANCELED"))
+    cache.learn(record("j", 5, status="CANCELED"), cache.begin_read())
+    assert shown(cache)["status"] == "CANCELED"
+
+
+# --- a model: any order of writes, acknowledgements, images and reads ------------------------------------------------
+
+
+class World:
+    """One record of a daemon with a log, a cache that follows it, and somebody else who writes too."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int, dict | None]] = [("u0", 1, record("j", 1, "u0", n=0, words=[]))]
+        self.cache = followed(self.truth or {})
+        self.lives = 1
+        self.told = 1
+        self.undecided: list[writes.Write] = []
+        self.decided: list[tuple[writes.Write, Any, int]] = []
+        self.own_upto = 0
+        """Where the last own write stands that the cache knows to be applied."""
+        self.shown_at = 0
+        self.number = 0
+
+    @property
+    def truth(self) -> dict | None:
+        return self.log[-1][2]
+
+    def write(self, op: int) -> writes.Write:
+        self.number += 1
+        return [
+            update("j", a=self.number),
+            writes.update("job", "j", {}, writes.More(inc={"n": 1})),
+            writes.update("job", "j", {}, writes.More(append={"words": [self.number]})),
+            writes.delete("job", "j", None),
+            writes.create("job", {"uuid": "j", "n": 100, "words": [], "made": self.number}),
+            writes.emit("job", "j", {"type": "note"}),
+            writes.update("job", "j", {"b": self.number}, writes.More(upsert=True)),
+        ][op]
+
+    def decide(self, write: writes.Write) -> Any:
+        """What the daemon does with a write: None, or its error."""
+        truth = self.truth
+        uid, revision, _ = self.log[-1]
+        if write.op == "create" or (truth is None and write.more is not None and write.more.upsert):
+            if truth is not None:
+                return Exists("")
+            self.lives += 1
+            uid, revision, truth = f"u{self.lives}", 0, {"uuid": "j"}
+        if truth is None:
+            return NotFound("")
+        if write.op == "delete":
+            self.log.append((uid, revision + 1, None))
+            return None
+        after = {**write.fields} if write.op == "create" else foresight.changed(truth, write)
+        self.log.append((uid, revision + 1, {**after, "uid": uid, "revision": revision + 1}))
+        return None
+
+    def own(self, op: int) -> None:
+        write = self.write(op)
+        self.cache.note(write)
+        self.undecided.append(write)
+
+    def daemon(self) -> None:
+        if self.undecided:
+            write = self.undecided.pop(0)
+            self.decided.append((write, self.decide(write), len(self.log) - 1))
+
+    def acknowledge(self) -> None:
+        if self.decided:
+            write, error, place = self.decided.pop(0)
+            if error is None:
+                if not self.could_be_anybodys(write):
+                    self.own_upto = place
+                self.cache.applied(write)
+            else:
+                self.cache.rejected(write, error)
+            if write.op == "delete" or isinstance(error, NotFound):
+                self.own_upto = 0  # which life is over is not known, so lives before it may still be told of
+
+    @staticmethod
+    def could_be_anybodys(write: writes.Write) -> bool:
+        """Of two emits or increments nobody can say which one was ours, and it does not matter."""
+        return write.op == "emit" or (write.more is not None and write.more.inc is not None)
+
+    def tell(self) -> None:
+        if self.told < len(self.log):
+            uid, revision, body = self.log[self.told]
+            self.told += 1
+            self.cache.images.observe(Image("j", uid, revision, body))
+
+    def read(self, foreign: int | None = None) -> None:
+        """As a call does: with every own write decided that was made before. Somebody else may write meanwhile."""
+        if "j" in self.cache.wanted and not self.undecided and not self.decided:
+            read = self.cache.begin_read()
+            truth = self.truth
+            if foreign is not None:
+                self.decide(self.write(foreign))
+                while self.told < len(self.log):
+                    self.tell()
+            if truth is None:
+                self.own_upto = 0  # as above
+                self.cache.learn_absent("j", read)
+            else:
+                self.cache.learn(dict(truth), read)
+            self.cache.end_read(read)
+
+    def check(self) -> None:
+        """What is shown, and is no guess, is a state of the record; never an earlier one, never without own writes."""
+        cache = self.cache
+        if cache.has_own("j") or "j" in cache.images.guessed or "j" in cache.wanted:
+            return
+        view = cache.views.get("j")
+        places = [
+            place
+            for place, (_, _, body) in enumerate(self.log)
+            if place >= self.shown_at
+            and (body is None if view is None else body is not None and _same_state(body, view))
+        ]
+        assert places, f"{view} is older than what was shown, or was never true: {self.log[self.shown_at :]}"
+        assert places[-1] >= self.own_upto, f"{view} lacks own writes: {self.log}"
+        self.shown_at = places[0]
+
+
+def _same_state(body: dict, view: dict) -> bool:
+    return all(body.get(name) == value for name, value in view.items() if name != "uid")
+
+
+ACTIONS = st.lists(st.integers(0, 24), min_size=1, max_size=40)
+
+
+@settings(max_examples=1500)
+@given(ACTIONS)
+@example([3, 4, 14, 14, 15, 15, 16, 16, 16])
+@example([7, 0, 14, 15, 16, 16, 17])
+def test_whatever_happens_in_whatever_order_the_cache_never_goes_back_and_ends_with_the_truth(actions):
+    world = World()
+    for action in actions:
+        if action < 7:
+            world.own(action)
+        elif action < 14:
+            world.decide(world.write(action - 7))
+        elif action < 18:
+            [world.daemon, world.acknowledge, world.tell, world.read][action - 14]()
+        else:
+            world.read(action - 18)
+        world.check()
+    while world.undecided or world.decided or world.told < len(world.log):
+        world.daemon()
+        world.acknowledge()
+        world.tell()
+        world.check()
+    while "j" in world.cache.wanted:
+        world.read()
+        world.check()
+    view = world.cache.views.get("j")
+    if view is None:
+        assert world.truth is None
+    else:
+        assert {**(world.truth or {}), "updatedAt": None} == {**view, "updatedAt": None}
+    assert world.cache.live == (view is not None)
+    assert not world.cache.images.guessed
+
+
+def test_a_conflict_is_read_anew_and_what_came_meanwhile_is_not_shown_for_it():
+    cache = followed(record("j", 1, a=1))
+    write = writes.update("job", "j", {"a": 5}, writes.More(if_revision=1))
+    cache.note(write)
+    observe(cache, image("j", 2, a=2))
+    cache.rejected(write, Conflict(""))
+    assert "j" in cache.wanted
+    cache.learn(record("j", 2, a=2), cache.begin_read())
+    assert shown(cache)["a"] == 2

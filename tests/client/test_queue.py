@@ -1,0 +1,306 @@
+"""Queues: a job is worked on once, ends as its block ended, and its own writes come before its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from statesvc_client import LeaseLost, StateStore, blocking, get_current_job, job_context
+from tests.client.conftest import RealDaemon, until_soon
+from tests.client.test_following import shows
+
+SECONDS = 30
+
+
+def connect(daemon: RealDaemon, **options: Any) -> StateStore:
+    return StateStore.connect(daemon.path, connect_seconds=SECONDS, **options)
+
+
+def connect_blocking(daemon: RealDaemon, **options: Any) -> blocking.StateStore:
+    return blocking.StateStore.connect(daemon.path, connect_seconds=SECONDS, **options)
+
+
+def queued(id: str, **fields: Any) -> dict[str, Any]:
+    return {"uuid": id, "status": "QUEUED", **fields}
+
+
+async def stored(state: StateStore, id: str) -> dict[str, Any]:
+    record: dict[str, Any] = (await state.call("get", jobId=id))["job"]
+    return record
+
+
+async def claimed(state: StateStore, **options: Any) -> Any:
+    job = await state.queue(**options).claim()
+    assert job is not None
+    return job
+
+
+async def test_the_best_ready_job_is_claimed_and_completed_by_leaving_its_block(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        state.create(queued("low", priority="low"))
+        state.create(queued("high", priority="high", command="echo"))
+        queue = state.queue(holder="worker-1")
+        job = await queue.claim()
+        assert job is not None
+        assert (job.id, job.claimed["command"], job.holder) == ("high", "echo", "worker-1")
+        async with job:
+            assert state.get("high") == job.record
+            assert (job.record["status"], job.record["lease"]["token"]) == ("RUNNING", job.token)
+            job.progress(percent=50)
+            assert job.record["percent"] == 50
+        record = await stored(state, "high")
+        assert (record["status"], record["percent"], "lease" in record) == ("COMPLETED", 50, False)
+        job = await queue.claim()
+        assert job is not None
+        assert job.id == "low"
+        assert await queue.claim() is None
+
+
+async def test_a_block_that_fails_fails_its_job_and_the_daemon_tries_again(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        state.create(queued("j", maxRetries=1, retryDelay=0))
+        for expected in ("SCHEDULED", "FAILED"):
+            job = await state.queue().claim(wait=SECONDS)
+            assert job is not None
+            with pytest.raises(ZeroDivisionError):
+                async with job:
+                    _ = 1 / 0
+            record = await stored(state, "j")
+            assert record["status"] in (expected, "QUEUED" if expected == "SCHEDULED" else expected)
+            assert record["error"] == "ZeroDivisionError: division by zero"
+        assert record["retryCount"] == 1
+        state.retry("j")
+        await state.flush(SECONDS)
+        await state.until(lambda: shows(state, "j", status="QUEUED"), SECONDS)
+
+
+async def test_a_block_that_is_cancelled_gives_its_job_back_untried(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        state.create(queued("j", maxRetries=0))
+        job = await claimed(state)
+
+        async def work() -> None:
+            async with job:
+                entered.set()
+                await asyncio.Event().wait()
+
+        entered = asyncio.Event()
+        task = asyncio.create_task(work())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        record = await stored(state, "j")
+        assert (record["status"], record.get("retryCount", 0)) == ("QUEUED", 0)
+
+
+async def test_a_job_can_be_ended_by_hand(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        state.create(queued("j"))
+        async with await claimed(state) as job:
+            await job.release("STOPPED", exitCode=3)
+        record = await stored(state, "j")
+        assert (record["status"], record["exitCode"]) == ("STOPPED", 3)
+        state.create(queued("later"))
+        job = await claimed(state)
+        await job.release(delay=3600)
+        assert (await stored(state, "later"))["status"] == "SCHEDULED"
+        assert await state.queue().claim() is None
+
+
+async def test_a_release_comes_behind_the_jobs_own_writes_and_happens_once_though_the_daemon_is_killed(
+    daemon: RealDaemon,
+):
+    async with connect(daemon) as state:
+        state.create(queued("j", log=[]))
+        async with await claimed(state, ttl=600) as job:
+            for number in range(500):
+                job.update(append={"log": [number]})
+            daemon.kill()
+            daemon.start()
+        record = await stored(state, "j")
+        assert (record["status"], record["log"]) == ("COMPLETED", list(range(500)))
+        events = [event.type for event in await state.history("j")]
+        assert events.count("released") == 1
+        assert events[-1] == "released"
+
+
+async def test_with_the_daemon_away_the_release_waits_in_the_outbox_and_the_worker_goes_on(daemon: RealDaemon):
+    async with connect(daemon, call_seconds=0.2) as state:
+        state.create(queued("j"))
+        await state.flush(SECONDS)
+        job = await state.queue(ttl=600).claim()
+        assert job is not None
+        daemon.kill()
+        async with job:
+            job.progress(percent=100)
+        assert state.counters.queued == 2
+        daemon.start()
+        await state.flush(SECONDS)
+        assert (await state.fetch("j") or {})["status"] == "COMPLETED"
+
+
+async def test_whoever_works_on_a_job_hears_that_it_was_cancelled(daemon: RealDaemon):
+    async with connect(daemon) as state, connect(daemon, warm=False) as other:
+        state.create(queued("j"))
+        state.create(queued("waits", priority="low"))
+        async with await claimed(state, ttl=0.6) as job:
+            assert not job.cancelled
+            other.cancel("j")
+            other.cancel("waits")
+            await until_soon(lambda: job.cancelled, "the word")
+            await until_soon(lambda: job._lease.cancel_requested, "a renewal to bring it too")
+            await job.release()
+        assert [(await stored(state, id))["status"] for id in ("j", "waits")] == ["CANCELED", "CANCELED"]
+
+
+async def test_a_job_that_was_lost_cannot_be_ended_by_who_lost_it(daemon: RealDaemon):
+    async with connect(daemon) as state, connect(daemon) as other:
+        state.create(queued("j"))
+        job = await claimed(state, ttl=0.5)
+        assert job._lease is not None
+        state._core.renewer.drop(job._lease)
+        again = await other.queue().claim(wait=SECONDS)
+        assert again is not None
+        assert again.token > job.token
+        assert job.lost
+        with pytest.raises(LeaseLost):
+            job.progress(percent=1)
+        with pytest.raises(LeaseLost):
+            await job.release("COMPLETED")
+        assert (await stored(state, "j"))["status"] == "RUNNING"
+        async with again:
+            again.check()
+
+
+async def test_renewing_by_hand_brings_progress_and_the_word_of_a_lost_lease(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        state.create(queued("j"))
+        job = await claimed(state, ttl=600)
+        await job.renew({"percent": 10})
+        assert (await stored(state, "j"))["percent"] == 10
+        state.cancel("j")
+        await job.renew()
+        assert job.cancelled
+        state.delete("j")
+        with pytest.raises(LeaseLost):
+            await job.renew({"percent": 20})
+        assert job.lost
+
+
+async def test_a_queue_can_be_iterated_and_filtered(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        for number in range(6):
+            state.create({"id": f"t{number}", "status": "QUEUED", "labels": {"odd": str(number % 2)}}, kind="task")
+        done = []
+        async for task in state.queue("task", {"labels": {"odd": "1"}}).jobs():
+            async with task:
+                done.append(task.id)
+            if len(done) == 3:
+                break
+        assert sorted(done) == ["t1", "t3", "t5"]
+        left = await state.call("list", kind="task", filter={"status": "QUEUED"})
+        assert sorted(task["id"] for task in left["records"]) == ["t0", "t2", "t4"]
+
+
+async def test_waiting_for_a_job_ends_when_one_comes(daemon: RealDaemon):
+    async with connect(daemon) as state, connect(daemon) as other:
+        waiting = asyncio.create_task(state.queue(ttl=0.3).claim(wait=SECONDS))
+        await until_soon(lambda: getattr(state._core._calls, "_busy", ()), "it to wait")
+        await asyncio.sleep(0.5)  # longer than the ttl: what is claimed then must still be good
+        other.create(queued("j"))
+        job = await waiting
+        assert job is not None
+        job.check()
+        async with job:
+            pass
+
+
+def test_many_threads_work_on_every_job_once(daemon: RealDaemon):
+    done: list[str] = []
+
+    def work(state: blocking.StateStore) -> None:
+        queue = state.queue()
+        while (job := queue.claim()) is not None:
+            with job:
+                current = get_current_job()
+                assert current.job_id == job.id
+                done.append(job.id)
+
+    with connect_blocking(daemon) as state:
+        for number in range(60):
+            state.create(queued(f"j{number:02}"))
+        threads = [threading.Thread(target=work, args=(state,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(done) == [f"j{number:02}" for number in range(60)]
+        assert state.stats()["counts"] == {"COMPLETED": 60}
+        assert get_current_job() is None
+
+
+# --- the current job -------------------------------------------------------------------------------------------------
+
+
+async def test_code_deep_inside_knows_the_current_job(daemon: RealDaemon):
+    async def deep() -> None:
+        job = job_context()
+        job.set_data("user_id", job.metadata["user_id"] + 1)
+        job.set_data("a/b", [1])
+        assert job.get_data("user_id") == 124, "at once"
+        job.trace("auth", "done", {"ok": True})
+        job.trace("billing", "started")
+
+    async with connect(daemon) as state:
+        state.create(queued("j", metadata={"user_id": 123}, flowId="flow-1"))
+        assert get_current_job() is None
+        with pytest.raises(LookupError):
+            job_context()
+        async with await claimed(state, holder="worker-9") as job:
+            await asyncio.create_task(deep())
+            context = job.context
+            assert (context.job_id, context.flow_id, context.worker_id) == ("j", "flow-1", "worker-9")
+            assert (context.status, context.error, context.completed_at) == ("RUNNING", None, None)
+            assert context.created_at
+            assert context.get_data("none", 5) == 5
+            log = await context.trace_log()
+            assert [(entry["routine_id"], entry["action"], entry["details"]) for entry in log] == [
+                ("auth", "done", {"ok": True}),
+                ("billing", "started", None),
+            ]
+            assert all(entry["timestamp"] for entry in log)
+        assert get_current_job() is None
+        assert (await stored(state, "j"))["data"] == {"user_id": 124, "a/b": [1]}
+
+
+def test_a_job_can_be_made_the_current_one_without_a_lease(daemon: RealDaemon):
+    with connect_blocking(daemon) as state:
+        state.create({"uuid": "j", "metadata": {"request": "abc"}})
+        with state.job_context("j") as job:
+            with state.job_context("other"):
+                assert job_context().job_id == "other"
+            assert job_context() is job
+            assert job.metadata == {"request": "abc"}
+            job.set_data("n", 1)
+            job.trace("r", "a")
+            assert [entry["action"] for entry in job.trace_log()] == ["a"]
+        assert state.call("get", jobId="j")["job"]["data"] == {"n": 1}
+
+
+async def test_a_task_that_lost_its_job_cannot_write_into_it(daemon: RealDaemon):
+    rejected: list[type] = []
+    async with connect(daemon, on_rejected=lambda _, error: rejected.append(type(error))) as state:
+        state.create(queued("j"))
+        job = await claimed(state, ttl=600)
+        job.context.set_data("n", 1)
+        await state.flush(SECONDS)
+        await state.call("release", jobId="j", token=job.token)
+        job.context.set_data("n", 2)
+        await state.flush(SECONDS)
+        assert rejected == [LeaseLost]
+        assert job.lost
+        assert (await stored(state, "j"))["data"] == {"n": 1}

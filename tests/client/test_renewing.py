@@ -1,0 +1,265 @@
+"""Renewal: leases are kept whatever the event loop does, and whoever lost one is told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statesvc_client import LeaseLost, StateStore, blocking
+from statesvc_client import lease as lease_module
+from statesvc_client.lease import Lease
+from statesvc_client.options import Options
+from statesvc_client.renewing import Renewer
+from tests.client.conftest import RealDaemon, plain_environment, until, until_soon
+from tests.client.test_fork import in_child
+
+SECONDS = 30
+
+
+def connect(daemon: RealDaemon, **options: Any) -> StateStore:
+    return StateStore.connect(daemon.path, connect_seconds=SECONDS, warm=False, **options)
+
+
+def connect_blocking(daemon: RealDaemon, **options: Any) -> blocking.StateStore:
+    return blocking.StateStore.connect(daemon.path, connect_seconds=SECONDS, warm=False, **options)
+
+
+# --- the clock -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(lease_module, "clock", lambda: now[0])
+    return now
+
+
+def test_a_lease_is_good_for_its_ttl_from_when_its_renewal_was_sent(clock):
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=1000.0)
+    clock[0] = 1009.9
+    lease.check()
+    lease.confirm(1005.0, cancel_requested=False)
+    clock[0] = 1014.9
+    assert not lease.lost
+    clock[0] = 1015.0
+    with pytest.raises(LeaseLost, match="not renewed for 10 s"):
+        lease.check()
+
+
+def test_once_lost_a_lease_stays_lost_whatever_is_confirmed_later(clock):
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=1000.0)
+    clock[0] = 1010.0
+    assert lease.lost
+    lease.confirm(1009.0, cancel_requested=False)
+    assert lease.lost
+
+
+def test_a_renewal_that_was_sent_earlier_does_not_shorten_a_lease(clock):
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=1000.0)
+    lease.confirm(990.0, cancel_requested=True)
+    clock[0] = 1009.0
+    assert not lease.lost
+    assert lease.cancel_requested
+
+
+def test_listeners_are_told_once_and_late_ones_at_once():
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=0.0)
+    told: list[str] = []
+    lease.when_lost(lambda: told.append("early"))
+    lease.when_lost(lambda: told.append(str(1 / 0)))
+    lease.lose("taken")
+    assert [type(problem) for problem in lease.tell_lost()] == [ZeroDivisionError]
+    assert lease.tell_lost() == []
+    lease.when_lost(lambda: told.append("late"))
+    assert told == ["early", "late"]
+
+
+def test_a_lease_that_nobody_renews_any_more_is_told_as_lost_without_any_daemon(socket_folder: Path):
+    renewer = Renewer(str(socket_folder / "none"), Options(), lambda _: None)
+    lost = threading.Event()
+    lease = Lease("lock", "x", 7, "me", 0.3, sent=lease_module.clock())
+    lease.when_lost(lost.set)
+    renewer.keep(lease)
+    try:
+        assert lost.wait(SECONDS)
+        assert lease.lost
+    finally:
+        renewer.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "statesvc-renewal"]
+
+
+# --- on the real daemon ----------------------------------------------------------------------------------------------
+
+
+async def test_renewal_goes_on_while_the_event_loop_is_busy_for_longer_than_the_ttl(daemon: RealDaemon):
+    async with connect(daemon) as state, connect(daemon) as other:
+        async with state.lock("busy", ttl=0.5) as lock:
+            ends = time.monotonic() + 2.0
+            while time.monotonic() < ends:  # nobody else gets the loop meanwhile
+                sum(range(1000))
+            lock.check()
+            assert not await other.lock("busy", wait=0).acquire()
+            assert (await state.call("get", kind="lock", id="busy"))["record"]["lease"]["token"] == lock.token
+        assert await other.lock("busy", wait=0).acquire()
+
+
+async def test_the_holder_is_told_at_once_when_the_daemon_takes_its_lease_for_lost(daemon: RealDaemon):
+    """Whoever deletes the record takes the lease with it."""
+    told: list[str] = []
+    async with connect(daemon) as state:
+        lock = state.lock("x", ttl=0.6, on_lost=lambda: told.append(threading.current_thread().name))
+        assert await lock.acquire()
+        await state.call("delete", kind="lock", id="x")
+        async with asyncio.timeout(SECONDS):
+            await lock.until_lost()
+        assert lock.lost
+        with pytest.raises(LeaseLost):
+            lock.check()
+        await until_soon(lambda: told, "the callback")
+        assert told == ["MainThread"], "on the loop, not on the thread that renews"
+
+
+def test_the_blocking_face_is_told_on_the_renewing_thread(daemon: RealDaemon):
+    told: list[str] = []
+    with connect_blocking(daemon) as state:
+        lock = state.lock("x", ttl=0.6, on_lost=lambda: told.append(threading.current_thread().name))
+        assert lock.acquire()
+        state.call("delete", kind="lock", id="x")
+        assert lock.until_lost(SECONDS)
+        until(lambda: told, "the callback")
+        assert told == ["statesvc-renewal"]
+
+
+async def test_a_guarded_write_that_is_refused_tells_the_holder_before_the_next_renewal(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        lock = state.lock("x", ttl=3600)
+        assert await lock.acquire()
+        await state.call("delete", kind="lock", id="x")
+        rejected: list[type] = []
+        state.on_rejected(lambda _, error: rejected.append(type(error)))
+        await state.call("claim", kind="lock", id="x", holder="another")
+        lock.update(note="late")
+        await state.flush(SECONDS)
+        assert rejected == [LeaseLost]
+        assert lock.lost
+        async with asyncio.timeout(SECONDS):
+            await lock.until_lost()
+
+
+async def test_a_daemon_that_hangs_cannot_keep_a_holder_from_stopping_in_time(daemon: RealDaemon):
+    async with connect(daemon, close_seconds=0.1) as state:
+        lock = state.lock("x", ttl=0.5)
+        assert await lock.acquire()
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(SECONDS):
+                await lock.until_lost()
+            with pytest.raises(LeaseLost):
+                lock.update(note="late")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
+
+async def test_leases_outlive_a_restart_of_the_daemon(daemon: RealDaemon):
+    async with connect(daemon) as state, state.lock("x", ttl=20) as lock:
+        daemon.kill()
+        daemon.start()
+        token = lock.token
+        async with connect(daemon) as other:
+            assert not await other.lock("x", wait=0).acquire()
+        lock.update(note="still mine")
+        await state.flush(SECONDS)
+        record = (await state.call("get", kind="lock", id="x"))["record"]
+        assert (record["note"], record["lease"]["token"]) == ("still mine", token)
+
+
+PAUSED = """
+import os, sys, time
+from statesvc_client import LeaseLost
+from statesvc_client.blocking import StateStore
+with StateStore.connect(sys.argv[1], connect_seconds=30, warm=False) as state:
+    rejected = []
+    state.on_rejected(lambda write, error: rejected.append(type(error).__name__))
+    lock = state.lock("rebalance_lock:t", ttl=float(sys.argv[2]), wait=0, info={"table": "t"})
+    assert lock.acquire()
+    token = lock.token
+    print(token, flush=True)
+    sys.stdin.readline()       # stopped here, by SIGSTOP
+    try:
+        lock.check()
+        print("held", flush=True)
+    except LeaseLost:
+        print("noticed", flush=True)
+    state.update("rebalance_lock:t", note="too late", kind="lock", token=token)
+    state.flush(30)
+    print(*rejected, flush=True)
+"""
+
+
+def test_a_paused_holder_sees_that_it_is_late_and_its_guarded_write_is_refused(daemon: RealDaemon):
+    """Two processes, one lock: the first is stopped, the second gets the lock, the first comes back."""
+    with connect_blocking(daemon) as state:
+        paused = subprocess.Popen(
+            [sys.executable, "-c", PAUSED, daemon.path, "1.0"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=plain_environment(),
+        )  # fmt: skip
+        assert paused.stdin is not None
+        assert paused.stdout is not None
+        try:
+            first = int(paused.stdout.readline())
+            assert not state.lock("rebalance_lock:t", wait=0).acquire(), "one holder"
+            paused.send_signal(signal.SIGSTOP)
+            with state.lock("rebalance_lock:t", ttl=20, wait=SECONDS) as lock:
+                assert lock.token > first
+                paused.send_signal(signal.SIGCONT)
+                paused.stdin.write("\n")
+                paused.stdin.flush()
+                assert paused.stdout.readline().strip() == "noticed"
+                assert paused.stdout.readline().strip() == "LeaseLost"
+                assert paused.wait(SECONDS) == 0
+                lock.check()
+                record = state.call("get", kind="lock", id="rebalance_lock:t")["record"]
+                assert "note" not in record
+        finally:
+            paused.stdin.close()
+            paused.stdout.close()
+            paused.kill()
+            paused.wait()
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_neither_renews_nor_releases_what_its_parent_holds(daemon: RealDaemon):
+    with connect_blocking(daemon) as state, state.lock("x", ttl=1.0) as lock:
+
+        def work() -> None:
+            assert lock.lost
+            with pytest.raises(LeaseLost, match="forked from"):
+                lock.check()
+            lock.release()
+            with state.lock("childs", ttl=0.5) as own:
+                own.check()
+                until(lambda: own._lease is not None and own._lease.deadline > first_deadline(own), "a renewal")
+            assert state._core.renewer._kept == {}
+            state.close()
+
+        in_child(work)
+        lock.check()
+        state.call("update", kind="lock", id="x", token=lock.token, record={"note": "still mine"})
+
+
+def first_deadline(holding: Any) -> float:
+    if not hasattr(holding, "first_deadline"):
+        holding.first_deadline = holding._lease.deadline
+    return float(holding.first_deadline)
