@@ -271,7 +271,10 @@ class Engine(ABC):
 
     @abstractmethod
     async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
-        """Entries behind `after`, oldest first. Raises `Gone` when some behind it are no longer kept."""
+        """Entries behind `after`, oldest first. Raises `Gone` when some behind it are no longer kept.
+
+        An engine may hand out fewer than `limit`; only an empty list says that there are no more for now.
+        """
 
     @abstractmethod
     async def log_grew(self, after: Cursor, seconds: float) -> None:

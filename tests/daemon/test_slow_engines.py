@@ -13,7 +13,7 @@ from tests.daemon.harness import Daemon, until
 
 # `statesvc` with a memory engine that misbehaves where $MISBEHAVE says. What hangs, hangs in a thread, as a disk does.
 PROGRAM = """
-import asyncio, os, threading
+import asyncio, os, sys, threading
 from statesvc import backends, server
 from statesvc.backends.memory import MemoryEngine
 from statesvc.cli import main
@@ -38,6 +38,7 @@ class Misbehaving(MemoryEngine):
             raise ValueError("a mistake of ours")
 
     async def _hang(self):
+        print('{"event": "hanging"}', file=sys.stderr, flush=True)
         await asyncio.to_thread(threading.Event().wait)
 
 backends.make = lambda _: Misbehaving()
@@ -56,7 +57,7 @@ def misbehaving(folder: Path, where: str, *flags: str, **options) -> Daemon:
 @pytest.mark.parametrize("where", ["open", "close"])
 def test_a_second_signal_ends_the_daemon_also_while_its_engine_opens_or_closes(folder, where, number):
     with misbehaving(folder, where, "--drain-seconds", "3600").start() as daemon:
-        until(lambda: daemon.events("listening" if where == "open" else "serving"), "the daemon")
+        until(lambda: daemon.events("hanging" if where == "open" else "serving"), "the daemon")
         daemon.signal(number)
         until(lambda: daemon.events("draining"), "the drain to begin")
         daemon.signal(number)
