@@ -63,9 +63,14 @@ def test_watch_begins_behind_the_cursor_it_is_given(ask, watched):
         assert [event["id"] for event in ended(watch).records] == ["behind-1", "behind-2"]
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background, these tests perhaps, is deaf to SIGINT, and so are its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_ends_a_watch_well_and_tells_how_to_go_on(ask, watched):
     ask("create", "int-1")
-    with watched("--id", "int-1", "--after", "0", "-o", "table") as watch:
+    with watched("--id", "int-1", "--after", "0", "-o", "table", preexec_fn=heed_interrupts) as watch:
         line_of(watch)
         watch.send_signal(signal.SIGINT)
         answer = ended(watch)

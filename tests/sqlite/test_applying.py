@@ -7,13 +7,14 @@ import asyncio
 import apsw
 import pytest
 
-from statesvc.backends.port import Query
+from statesvc.backends.port import Event, Query, Write
 from statesvc.backends.sqlite import SqliteEngine
 from statesvc.backends.sqlite.files import Checkpoints
 from statesvc.store.store import Store
 from statesvc.store.writes import Caller
 from statesvc_client.errors import NoSpace
 from statesvc_client.wire import Create
+from tests.engines.rows import after, buried, commit, fill, row
 
 AGENT = Caller(said_hello=True)
 
@@ -81,3 +82,15 @@ async def test_a_long_wal_is_moved_into_its_file_while_commits_go_on(engine, mon
         longest = max(longest, wal.stat().st_size)
     await store.stop()
     assert longest < 4 * 50 * 4120, "the WAL grows although nothing holds it"
+
+
+async def test_a_record_made_again_and_changed_in_one_batch_leaves_its_tombstone_behind(engine):
+    first = row("a", status="QUEUED", ready="1")
+    await fill(engine, [first])
+    grave = buried(first)
+    await commit(engine, [(grave,)])
+    assert await engine.check() == []  # applied, too
+    reborn = row("a", uid="another", status="RUNNING")
+    await commit(engine, [(Write(reborn, grave.row.stamp, Event("created", 1)),), (after(reborn, status="RUNNING"),)])
+    assert await engine.check() == []
+    assert [found.id for found in await engine.query(Query(kind="job", limit=9, term=("status", "RUNNING")))] == ["a"]

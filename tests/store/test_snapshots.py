@@ -241,15 +241,15 @@ def test_an_existing_file_is_never_overwritten(data):
 
 def test_the_next_snapshot_clears_away_what_a_killed_one_left_and_nothing_else(data):
     data.mkdir(0o700)
-    (data / ".killed.snapshot.part").write_text("half")
+    (data / ".killed.snapshot-part").write_text("half")
     (data / ".other.part").write_text("not ours")
-    under_way = os.open(data / ".busy.snapshot.part", os.O_RDWR | os.O_CREAT, 0o600)
+    under_way = os.open(data / ".busy.snapshot-part", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(under_way, fcntl.LOCK_EX)
     try:
         save(data, ROWS)
     finally:
         os.close(under_way)
-    assert sorted(each.name for each in data.iterdir()) == [".busy.snapshot.part", ".other.part", "s.snapshot"]
+    assert sorted(each.name for each in data.iterdir()) == [".busy.snapshot-part", ".other.part", "s.snapshot"]
 
 
 # --- where it may lie ----------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ class Waiting:
     def know(self, keys: Sequence[Key], stored: Sequence[Row | None]) -> None:
         """What the batch that is taken next replaces: the state is then spared what stays the same."""
         rows, before = self.rows, self.before
-        for key, row in zip(keys, stored, strict=True):
+        # Of a record that the batch changes more than once the state has what the first change replaces.
+        for key, row in dict(zip(reversed(keys), reversed(stored), strict=True)).items():
             if key not in rows and key not in before and (row is None or not row.deleted):
                 before[key] = None if row is None else row.keys
 
