@@ -71,6 +71,10 @@ class GroupCommit:
         self._wake = asyncio.Event()
         self.committed: Callable[[list[Unit]], None] = lambda _: None
         """Is told what was committed, before those who wait for it hear of it."""
+        self.added: Callable[[Unit], None] = lambda _: None
+        """Is told what was decided, as soon as it is."""
+        self.failed: Callable[[], None] = lambda: None
+        """Is told when decided writes did not happen."""
         self.bar: Bar | None = None
         """What is in the way of every write, those included that were asked for before."""
         self._task: asyncio.Task[None] | None = None
@@ -99,6 +103,7 @@ class GroupCommit:
             self._pending[row.key] = (row, batch)
             batch.bytes += len(row.body) + len(row.marks)
         self._wake.set()
+        self.added(unit)
         return batch
 
     @property
@@ -150,6 +155,7 @@ class GroupCommit:
         follower, self._filling = self._filling, Batch()
         self._wake.clear()
         self._pending.clear()
+        self.failed()
         batch.settle([], failure)
         follower.settle([], _follows(failure))
         # Both have failed before anyone hears of it: whoever goes on now must not decide on either.

@@ -8,6 +8,7 @@ second finds it taken and goes on to the next.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from ..backends.port import LINK, Key, Query, Row, Unit
 from . import leasing, queries, writes
 from .batches import Batch
 from .kinds import Kind
+from .readiness import Fronts
 from .records import checked_id
 from .store import Decide, Store
 from .turns import Turns
@@ -118,6 +120,11 @@ class Claims:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines: dict[str, list[_Waiting]] = {}
+        self._fronts = Fronts(store)
+
+    def start_over(self) -> None:
+        """Everything was replaced: what is ready is to be found anew."""
+        self._fronts.forget()
 
     async def claim(
         self, request: Claim, caller: Caller, waits: set[asyncio.Future[None]], *, replayed: bool = False
@@ -178,12 +185,9 @@ class Claims:
 
     async def _take_best(self, asked: _Asked) -> list[Row]:
         """The best ready records that pass the filter, as many as are wanted."""
-        # What was sent before the claim is there for it, as for a list.
-        await self._store.commits.settled()
-        walk = Query(kind=asked.kind.name, sort="ready", descending=False, limit=queries.FIRST_STEP)
         taking = _TakingNow(self._store) if self._store.engine.immediate else _Taking(self._store)
         turns = Turns()
-        async with aclosing(queries.walked(self._store.engine, walk)) as rows:
+        async with aclosing(self._candidates(asked.kind.name)) as rows:
             async for row in rows:
                 if queries.passes(row, asked.tests):
                     await taking.take(row.key, partial(self._decide, asked, row.key))
@@ -191,6 +195,24 @@ class Claims:
                     break
                 await turns.pause()
         return await taking.done()
+
+    async def _candidates(self, kind: str) -> AsyncGenerator[Row, None]:
+        """Ready records, best first: from the front of the queue, where there is one, then from the engine's index."""
+        store, after = self._store, None
+        if store.engine.immediate:
+            front = self._fronts.of(kind)
+            await front.fill()
+            after = front.end
+            for row in front.walk():
+                yield row
+            if after is None:
+                return
+        # What was sent before the claim is there for it, as for a list.
+        await store.commits.settled()
+        walk = Query(kind=kind, sort="ready", descending=False, limit=queries.FIRST_STEP)
+        async with aclosing(queries.walked(store.engine, walk, after)) as rows:
+            async for row in rows:
+                yield row
 
     async def _taken_before(self, asked: _Asked) -> list[Row]:
         """What this very claim got when it first came, and still has."""

@@ -142,6 +142,7 @@ class Duties:
         for known in (self._ended, self._blocked, self._holding_back, self._owning):
             known.clear()
         self._next_due, self._next_full = 0, 0.0
+        self._claims.start_over()
 
     # --- rounds ----------------------------------------------------------------------------------------------------
 

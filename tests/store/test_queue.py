@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
+from statesvc.store import readiness
 from statesvc_client import wire
 from statesvc_client.errors import StateError
 from tests.store.conftest import World, code_of
@@ -60,6 +62,33 @@ async def test_a_filter_narrows_what_is_claimed(world: World):
     assert names(await world.claim(filter={"labels": {"gpu": "yes"}, "nodeId": "n2"})) == ["c"]
     assert await world.claim(filter={"where": {"/deep/x": 1}}) == []
     assert names(await world.claim(filter={"prefix": "b"})) == ["b"]
+
+
+@pytest.mark.parametrize(("front", "low"), [(1, 1), (3, 2), (8, 4), (64, 64)])
+async def test_the_order_holds_whatever_part_of_the_queue_is_in_memory(world: World, monkeypatch, front, low):
+    monkeypatch.setattr(readiness, "FRONT", front)
+    monkeypatch.setattr(readiness, "LOW", low)
+    chance = random.Random(front)
+    waiting: dict[str, tuple[int, int]] = {}
+    for number in range(120):
+        world.clock.forward(1)
+        priority = chance.randrange(5)
+        await world.create(f"j{number}", priority=priority, labels={"even": str(number % 2 == 0)})
+        waiting[f"j{number}"] = (-priority, number)
+        if number % 5 == 4:
+            even = [name for name in waiting if int(name[1:]) % 2 == 0]
+            wanted = min(even, key=waiting.__getitem__)
+            assert names(await world.claim(filter={"labels": {"even": "True"}})) == [wanted]
+            del waiting[wanted]
+        if number % 7 == 6:
+            changed = chance.choice(sorted(waiting))
+            await world.update(changed, priority=9)
+            waiting[changed] = (-9, waiting[changed][1])
+    for _ in range(len(waiting) // 4 + 1):
+        best = sorted(waiting, key=waiting.__getitem__)[:4]
+        assert names(await world.claim(limit=4)) == best
+        for name in best:
+            del waiting[name]
 
 
 async def test_each_record_is_claimed_once_however_many_race(world: World):

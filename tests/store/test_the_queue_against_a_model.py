@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine
 from statesvc.backends.sqlite import SqliteEngine
+from statesvc.store import readiness
 from statesvc_client import wire
 from statesvc_client.errors import StateError
 from tests.engines.weak import WeakEngine, WeakStorage
@@ -295,6 +296,16 @@ class WeakQueueMachine(QueueMachine):
     ids=["memory", "sqlite", "weak"],
 )
 def test_any_sequence_of_claims_and_failures_ends_where_the_model_ends(machine: type[QueueMachine], examples: int):
+    run_machine(machine, examples)
+
+
+def test_the_same_holds_when_only_the_very_front_of_the_queue_is_in_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(readiness, "FRONT", 1)
+    monkeypatch.setattr(readiness, "LOW", 1)
+    run_machine(QueueMachine, 40)
+
+
+def run_machine(machine: type[QueueMachine], examples: int) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
