@@ -134,9 +134,10 @@ class Update(Write, tag="update"):
 
 class Delete(Write, tag="delete"):
     purpose = "Remove a record; a tombstone keeps late writes from reviving it."
-    codes = ("bad_request", "not_found", "conflict")
+    codes = ("bad_request", "not_found", "conflict", "lease_lost")
 
     if_revision: Revision | None = None
+    token: Token | None = None
 
 
 class Get(Request, tag="get"):
@@ -214,7 +215,7 @@ class Claim(Write, tag="claim"):
 class Renew(Write, tag="renew", kw_only=True):
     purpose = "Keep a lease, and report progress: `record` is a patch."
     reply_fields = ("lease", "cancelRequested", "revision")
-    codes = ("bad_request", "not_found", "lease_lost", "invalid_transition")
+    codes = ("bad_request", "lease_lost", "invalid_transition")
 
     token: Token
     ttl: TtlSeconds | None = None
@@ -228,7 +229,7 @@ class Release(Write, tag="release", kw_only=True):
         "it goes back to its queue, after `delay` seconds."
     )
     reply_fields = ("job",)
-    codes = ("bad_request", "not_found", "lease_lost", "invalid_transition")
+    codes = ("bad_request", "lease_lost", "invalid_transition")
 
     token: Token
     status: str | None = None
@@ -260,9 +261,10 @@ class Told(Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=Tru
 class Emit(Write, tag="emit", kw_only=True):
     purpose = "Add an event to a record's history; watchers see it."
     reply_fields = ("cursor", "revision")
-    codes = ("bad_request", "not_found")
+    codes = ("bad_request", "not_found", "lease_lost")
 
     event: Told
+    token: Token | None = None
 
 
 class History(Request, tag="history"):
@@ -403,6 +405,8 @@ class Lease(Struct, rename="camel", omit_defaults=True, kw_only=True):
     origin: str | None = None
     """`client/seq` of the claim, by which a claim whose reply was lost is found again; one that had none gets a name of
     its own, after a `~`."""
+    taken: bool = False
+    """The claim took the record out of its queue: if it is not ended it goes back there."""
     hold: float = 0.0
     """Seconds behind `ttl` before another may take the record."""
     boot_id: str | None = None

@@ -25,11 +25,11 @@ def position_of(cursor: Cursor) -> int | None:
 
 
 def no_longer_kept(cursor: Cursor) -> Gone:
-    return Gone(f"entries behind cursor {cursor} are no longer kept: list again, then follow from there")
+    return Gone(f"events behind cursor {cursor} are no longer kept")
 
 
 def beyond_the_end(cursor: Cursor) -> Gone:
-    return Gone(f"cursor {cursor} is beyond the end of the log: it belongs to another one; list again")
+    return Gone(f"cursor {cursor} is not of this log: it is beyond its end")
 
 
 class Growth:

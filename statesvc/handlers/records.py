@@ -14,6 +14,7 @@ from statesvc_client.wire import Limits, Rejected, Reply
 
 from ..answers import Answer, Handler, Session, failed, put_record, put_records, replied, succeeded
 from ..backends.port import Row
+from ..store.following import place_of
 from ..store.leasing import lease_of
 from ..store.listing import ENVELOPE_BYTES, Paging, list_records
 from ..store.records import decode, without_secrets
@@ -74,6 +75,7 @@ class RecordHandlers:
         """The reply names the place in the log behind the event, which is known once it is committed."""
         replayed = session.admit(request)
         store, caller = self._store, session.caller
+        before = await store.engine.position()
         if store.engine.immediate:
             decided = store.write_now(request, caller, replayed=replayed)
         else:
@@ -84,9 +86,8 @@ class RecordHandlers:
         if decided.after is not None:
             await decided.after.wait()
         revision = decided.row.revision if decided.duplicate_of is None else decided.duplicate_of
-        reply = succeeded(
-            request, cursor=await store.cursor(), revision=revision, duplicate=decided.duplicate_of is not None
-        )
+        cursor = await place_of(store, before, decided.row)
+        reply = succeeded(request, cursor=cursor, revision=revision, duplicate=decided.duplicate_of is not None)
         return replied(reply, request, decided.after)
 
     def _get_now(self, request: wire.Get, _: Session) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import ipaddress
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _BEHIND_V4 = 1 << 128
+
+MOST_RESERVED = 4096
+"""Entries of `reserved`: reading them takes some tens of milliseconds, in which nobody else is served."""
 
 STRIDE = 1024
 """Addresses looked at in one step: some tens of microseconds."""
@@ -42,6 +46,14 @@ def read_number(text: str) -> int | None:
     except ValueError:
         return None
     return number_of(address) if str(address) == text else None
+
+
+def read_loosely(text: str) -> int | None:
+    """The address that people mean by a text, however they write it, also with the network's length behind it."""
+    try:
+        return number_of(ipaddress.ip_interface(text).ip)
+    except ValueError:
+        return None
 
 
 # --- what may be given out -----------------------------------------------------------------------------------------
@@ -83,11 +95,19 @@ def read_pool(name: str, network: Fields) -> Pool:
     closed = [(number, number) for number in _ends(within, first, last)]
     if network.get("gateway") not in (None, ""):
         closed.append(_range(_network(name, "gateway", network["gateway"], single=True)))
-    reserved = network.get("reserved")
-    if reserved is not None and not isinstance(reserved, list):
-        raise BadRequest(f"network {printable(name)}: reserved must be a list of addresses and CIDRs")
-    closed += [_range(_network(name, "reserved", each)) for each in reserved or ()]
+    closed += [_closed(name, each) for each in _reserved(name, network.get("reserved"))]
     return Pool(first, last, _apart(closed, first, last))
+
+
+def _reserved(name: str, given: Any) -> list[Any]:
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise BadRequest(f"network {printable(name)}: reserved must be a list of addresses and CIDRs")
+    if len(given) > MOST_RESERVED:
+        why = f"reserved has {len(given)} entries; the limit is {MOST_RESERVED}: put neighbours together as CIDRs"
+        raise BadRequest(f"network {printable(name)}: {why}")
+    return given
 
 
 def _ends(within: _Network, first: int, last: int) -> tuple[int, ...]:
@@ -98,8 +118,14 @@ def _ends(within: _Network, first: int, last: int) -> tuple[int, ...]:
     return (first, last) if within.version == 4 else (first,)
 
 
+def _closed(name: str, given: Any) -> tuple[int, int]:
+    """One entry of `reserved`; mostly an address, which is read several times as fast as a CIDR."""
+    number = read_number(given) if isinstance(given, str) else None
+    return _range(_network(name, "reserved", given)) if number is None else (number, number)
+
+
 def _range(network: _Network) -> tuple[int, int]:
-    return number_of(network[0]), number_of(network[-1])
+    return number_of(network.network_address), number_of(network.broadcast_address)
 
 
 def _network(name: str, field: str, given: Any, *, single: bool = False) -> _Network:
@@ -139,6 +165,8 @@ class Taken:
         """The owner of each address that is out, "" for one without."""
         self.ended: set[int] = set()
         """Addresses whose owner is thought to have ended."""
+        self.named: Counter[int] = Counter()
+        """How many records name an address beside the one it was given out with. Such an address is not free either."""
         self._of_owner: dict[str, set[int]] = {}
         self._pool = Pool(0, -1, ())
         self._frontier = 0
@@ -147,7 +175,10 @@ class Taken:
         """A heap; what is in it may be out again."""
 
     def __len__(self) -> int:
-        return len(self.owners)
+        return len(self.owners) + len(self.named)
+
+    def is_out(self, number: int) -> bool:
+        return number in self.owners or number in self.named
 
     def take(self, number: int, owner: str | None) -> None:
         self._disown(number)
@@ -159,8 +190,20 @@ class Taken:
         if number in self.owners:
             self._disown(number)
             del self.owners[number]
-            if number < self._frontier:
-                heapq.heappush(self._freed, number)
+            self._came_free(number)
+
+    def name(self, number: int) -> None:
+        self.named[number] += 1
+
+    def unname(self, number: int) -> None:
+        self.named[number] -= 1
+        if not self.named[number]:
+            del self.named[number]
+            self._came_free(number)
+
+    def _came_free(self, number: int) -> None:
+        if number < self._frontier:
+            heapq.heappush(self._freed, number)
 
     def _disown(self, number: int) -> None:
         self.ended.discard(number)
@@ -184,7 +227,7 @@ class Taken:
         """The lowest address that is open and not out."""
         while self._freed:
             number = self._freed[0]
-            if number not in self.owners and self._pool.has(number):
+            if not self.is_out(number) and self._pool.has(number):
                 return number
             heapq.heappop(self._freed)
         while self._advance(STRIDE):
@@ -194,8 +237,8 @@ class Taken:
     def _advance(self, steps: int) -> bool:
         """Move the frontier on to an address that is not out; True when the steps did not suffice."""
         number = self._pool.open_from(self._frontier)
-        while number in self.owners and steps and number <= self._pool.last:
+        while steps and number <= self._pool.last and self.is_out(number):
             steps -= 1
             number = self._pool.open_from(number + 1)
         self._frontier = number
-        return number in self.owners and number <= self._pool.last
+        return number <= self._pool.last and self.is_out(number)

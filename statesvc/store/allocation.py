@@ -4,8 +4,9 @@ Owns what is remembered of each network, and how an address is taken, found agai
 arithmetic of addresses: that is in addresses.py.
 
 What is remembered only says where to look. An address is taken by a conditional create of its record, so it is never
-given out twice, whatever is remembered. An owned address is free once its owner has ended: when nothing else is left,
-such addresses are taken back here, before the ordinary clean-up comes to them.
+given out twice, whatever is remembered. A record of any other id that names an address of the network keeps it from
+being given out as well, from when this daemon has seen it. An owned address is free once its owner has ended: when
+nothing else is left, such addresses are taken back here, before the ordinary clean-up comes to them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from statesvc_client.wire import Create, Fields, printable
 
 from ..backends.port import LINK, Key, Query, Row, Stamp, Unit, Write
 from . import queries, writes
-from .addresses import Pool, Taken, read_number, read_pool, text_of
+from .addresses import Pool, Taken, read_loosely, read_number, read_pool, text_of
+from .consistency import record_of
 from .leasing import is_leased, origin_of
 from .records import MADE, checked_id, decode
 from .store import ATTEMPTS, Store
@@ -71,23 +73,62 @@ class _Known:
         self.filled = False
         self.owners_seen = False
         """Every owner was looked at since; from then on their ends are noticed."""
-        self.noticed: set[int] = set()
-        """Addresses heard of while the stored ones are still being read: what is read of those may be old."""
+        self.noticed: set[str] = set()
+        """Records heard of while the stored ones are still being read: what is read of those may be old."""
         self.turn = asyncio.Lock()
-        self._pool: tuple[Stamp, Pool] | None = None
+        self._link = (LINK, f"{NETWORK}={name}")
+        self._named: dict[str, int] = {}
+        """The address that a record names, where that is not the one its id stands for."""
+        self._pool: tuple[Stamp, Pool | str] | None = None
+        """What the network's record describes, or why it describes nothing."""
+
+    def anew(self, since: float) -> _Known:
+        """The same network, nothing known about its addresses."""
+        other = _Known(self.name, self.epoch, since)
+        other._pool = self._pool
+        return other
 
     def pool(self, network: Row) -> Pool:
         if self._pool is None or self._pool[0] != network.stamp:
-            self._pool = (network.stamp, read_pool(self.name, decode(network.body)))
+            self._pool = (network.stamp, self._read_pool(network))
+        if isinstance(self._pool[1], str):
+            raise BadRequest(self._pool[1])
         return self._pool[1]
 
-    def note(self, number: int, row: Row) -> None:
+    def _read_pool(self, network: Row) -> Pool | str:
+        try:
+            return read_pool(self.name, decode(network.body))
+        except BadRequest as refused:
+            return refused.text
+
+    def concerns(self, row: Row) -> bool:
+        return row.id.startswith(f"{self.name}/") or self._link in row.keys.labels or row.id in self._named
+
+    def note(self, row: Row) -> None:
+        """The record of an address came, changed or went."""
         if not self.filled:
-            self.noticed.add(number)
-        if row.deleted:
+            self.noticed.add(row.id)
+        self.count(row)
+
+    def count(self, row: Row) -> None:
+        network, _, address = row.id.rpartition("/")
+        number = read_number(address) if network == self.name else None
+        if number is not None and row.deleted:
             self.taken.free(number)
-        else:
+        elif number is not None:
             self.taken.take(number, row.keys.owner)
+        self._count_named(row, None if number is None else address, number)
+
+    def _count_named(self, row: Row, address: str | None, number: int | None) -> None:
+        before = self._named.pop(row.id, None)
+        if before is not None:
+            self.taken.unname(before)
+        record = None if row.deleted or self._link not in row.keys.labels else record_of(row)
+        named = None if record is None else record.get("address")
+        other = read_loosely(named) if isinstance(named, str) and named != address else None
+        if other is not None and other != number:
+            self._named[row.id] = other
+            self.taken.name(other)
 
     def key(self, number: int) -> Key:
         return (KIND, f"{self.name}/{text_of(number)}")
@@ -110,11 +151,9 @@ class Pools:
     def _notice(self, row: Row) -> None:
         """An address came or went, or an owner ended."""
         if row.kind == KIND:
-            network, _, address = row.id.rpartition("/")
-            known = self._known.get(network)
-            number = None if known is None else read_number(address)
-            if known is not None and number is not None:
-                known.note(number, row)
+            for known in self._known.values():
+                if known.concerns(row):
+                    known.note(row)
         if row.deleted or self._store.kinds[row.kind].is_terminal(row.keys.status):
             for known in self._known.values():
                 known.taken.owner_ended(f"{row.kind}/{row.id}")
@@ -129,6 +168,8 @@ class Pools:
                 return Allocated(before, duplicate=True)
             if replayed:
                 raise Conflict(f"write {request.seq} came before on this connection and was answered then")
+        # Addresses that were named before this request came are noticed once their records are committed.
+        await self._store.commits.settled()
         for _ in range(ATTEMPTS):
             known, pool = await self._look_up(asked.network)
             allocated = await self._take_lowest(asked, known)
@@ -186,7 +227,7 @@ class Pools:
         if known is not None and known.epoch != store.engine.epoch:
             known = None  # everything was replaced
         if known is not None and not store.engine.immediate and now - known.since > SHARED_SECONDS:
-            known = None
+            known = known.anew(now)
         self._known[name] = known = known or _Known(name, store.engine.epoch, now)
         self._make_room()
         return known
@@ -216,10 +257,8 @@ class Pools:
         walk = Query(kind=KIND, limit=queries.FIRST_STEP, term=(f"label:{LINK}", f"{NETWORK}={known.name}"))
         async with aclosing(queries.walked(self._store.engine, walk)) as rows:
             async for row in rows:
-                network, _, address = row.id.rpartition("/")
-                number = read_number(address) if network == known.name else None
-                if number is not None and number not in known.noticed:
-                    known.taken.take(number, row.keys.owner)
+                if row.id not in known.noticed:
+                    known.count(row)
                 await turns.pause()
         known.filled = True
         known.noticed.clear()

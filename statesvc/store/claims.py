@@ -13,7 +13,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
-from statesvc_client.errors import BadRequest, Conflict
+from statesvc_client.errors import BadRequest, Conflict, Refusal, RequestFault, StateError
 from statesvc_client.wire import Claim, Fields
 
 from ..backends.port import LINK, Key, Query, Row, Unit
@@ -27,7 +27,10 @@ from .turns import Turns
 from .writes import Caller, Subject
 
 LOOK_AGAIN_SECONDS = 5.0
-"""How often a waiting claim looks by itself, should it not have been woken: another daemon may have made room."""
+"""How often a waiting claim looks by itself on a shared engine: another daemon may have made room."""
+
+MOST_EXAMINED = 10_000
+"""Ready records looked at for one claim: a filter that lets nothing pass must not cost the whole queue each time."""
 
 
 class Claimed(NamedTuple):
@@ -77,19 +80,30 @@ class _Waiting:
         return True
 
 
+_Line = dict[_Waiting, None]
+
+
 class _Taking:
     """Records taken one by one: on a shared engine each is a race of its own."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.taken: list[Row] = []
+        self._refused: StateError | None = None
+        """Why a record could not be taken. One that cannot must not keep the others from being."""
 
     async def take(self, key: Key, decide: Decide) -> None:
-        unit = await self._store.attempt([key], decide)
+        try:
+            unit = await self._store.attempt([key], decide)
+        except (Refusal, RequestFault) as refused:
+            self._refused = self._refused or refused
+            return
         if unit is not None:
             self.taken.append(unit[0].row)
 
     async def done(self) -> list[Row]:
+        if self._refused is not None and not self.taken:
+            raise self._refused
         return self.taken
 
 
@@ -101,7 +115,11 @@ class _TakingNow(_Taking):
         self._batches: dict[int, Batch] = {}
 
     async def take(self, key: Key, decide: Decide) -> None:
-        added = self._store.attempt_now([key], decide)
+        try:
+            added = self._store.attempt_now([key], decide)
+        except (Refusal, RequestFault) as refused:
+            self._refused = self._refused or refused
+            return
         if added is not None:
             self.taken.append(added[0][0].row)
             self._batches[id(added[1])] = added[1]
@@ -111,7 +129,7 @@ class _TakingNow(_Taking):
             await batch.wait()
             if batch.failure is not None:
                 raise batch.failure
-        return self.taken
+        return await super().done()
 
 
 class Claims:
@@ -119,7 +137,8 @@ class Claims:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lines: dict[str, list[_Waiting]] = {}
+        self._lines: dict[str | Key, _Line] = {}
+        """Those who wait for a kind's queue, and for single records, in the order they came."""
         self._fronts = Fronts(store)
 
     def start_over(self) -> None:
@@ -133,12 +152,11 @@ class Claims:
         connection, which ends them when it is gone."""
         self._store.check_thawed()
         asked = self._read(request, caller)
-        if request.again or replayed:
-            found = await self._taken_before(asked)
-            if found:
-                return Claimed(found, duplicate=True)
-            if replayed:
-                raise Conflict(f"claim {request.seq} came before on this connection and was answered then")
+        found = await self._taken_before(asked, sent_again=request.again or replayed)
+        if found:
+            return Claimed(found, duplicate=True)
+        if replayed:
+            raise Conflict(f"claim {request.seq} came before on this connection and was answered then")
         if not request.wait:
             return Claimed(await self._take(asked))
         return Claimed(await self._take_in_time(asked, waits))
@@ -176,6 +194,8 @@ class Claims:
         (row,) = rows
         leases, moment = self._store.leases, self._store.moment()
         subject = Subject(asked.kind, key[1], row)
+        if asked.key is None and (row is None or not queries.passes(row, asked.tests)):
+            return None  # it has changed since it was found
         if asked.key is None:
             write = leasing.claim_ready(asked.request, asked.fields, subject, asked.caller, moment)
         else:
@@ -188,10 +208,12 @@ class Claims:
         taking = _TakingNow(self._store) if self._store.engine.immediate else _Taking(self._store)
         turns = Turns()
         async with aclosing(self._candidates(asked.kind.name)) as rows:
+            examined = 0
             async for row in rows:
+                examined += 1
                 if queries.passes(row, asked.tests):
                     await taking.take(row.key, partial(self._decide, asked, row.key))
-                if len(taking.taken) >= asked.request.limit:
+                if len(taking.taken) >= asked.request.limit or examined >= MOST_EXAMINED:
                     break
                 await turns.pause()
         return await taking.done()
@@ -214,12 +236,12 @@ class Claims:
             async for row in rows:
                 yield row
 
-    async def _taken_before(self, asked: _Asked) -> list[Row]:
-        """What this very claim got when it first came, and still has."""
+    async def _taken_before(self, asked: _Asked, *, sent_again: bool) -> list[Row]:
+        """What this very claim got when it first came, and still has: also if nobody says that it comes again."""
         origin = leasing.origin_of(asked.request, asked.caller)
-        if origin is None:
-            return []
         store = self._store
+        if origin is None or not (sent_again or not store.engine.immediate or store.leases.of_origin(origin)):
+            return []
         await store.commits.settled()
         query = Query(kind=asked.kind.name, limit=asked.request.limit, term=(f"label:{LINK}", f"origin={origin}"))
         found = await store.look([row.key for row in await store.engine.query(query)])
@@ -230,10 +252,11 @@ class Claims:
     async def _take_in_time(self, asked: _Asked, waits: set[asyncio.Future[None]]) -> list[Row]:
         loop = asyncio.get_running_loop()
         until = loop.time() + asked.request.wait
-        line = self._lines.setdefault(asked.kind.name, [])
+        line = self._lines.setdefault(asked.key or asked.kind.name, {})
         waiting = _Waiting(asked)
         # In line before looking: what comes in between wakes it.
-        line.append(waiting)
+        line[waiting] = None
+        longest = asked.request.wait if self._store.engine.immediate else LOOK_AGAIN_SECONDS
         taken: list[Row] = []
         try:
             while True:
@@ -241,14 +264,12 @@ class Claims:
                 left = until - loop.time()
                 if taken or left <= 0:
                     return taken
-                await self._rested(waiting, min(left, LOOK_AGAIN_SECONDS), waits)
+                await self._rested(waiting, min(left, longest), waits)
                 if waiting.woken.cancelled():
                     return []
                 waiting.rest()
         finally:
-            line.remove(waiting)
-            if not taken and waiting.woken.done() and not waiting.woken.cancelled():
-                self._wake_next(line)
+            self._leave(line, waiting)
 
     async def _take_hinted(self, waiting: _Waiting) -> list[Row]:
         hint, waiting.hint = waiting.hint, None
@@ -262,15 +283,22 @@ class Claims:
         finally:
             waits.discard(waiting.woken)
 
-    def _wake_next(self, line: list[_Waiting]) -> None:
-        """Whoever was woken and goes without having taken anything lets the next one look."""
-        for waiting in line:
-            if waiting.wake():
-                return
+    def _leave(self, line: _Line, waiting: _Waiting) -> None:
+        """Whoever was woken and goes without having used it lets the next one look."""
+        del line[waiting]
+        if waiting.woken.done() and not waiting.woken.cancelled():
+            for other in line:
+                if other.wake(waiting.hint):
+                    break
+        if not line:
+            self._lines.pop(waiting.asked.key or waiting.asked.kind.name, None)
 
     def noticed(self, row: Row) -> None:
         """A row was committed: wake the first in line who may want it."""
-        for waiting in self._lines.get(row.kind, ()):
-            if not waiting.woken.done() and waiting.wants(row):
-                waiting.wake(row.key)
-                return
+        if not self._lines:
+            return
+        for name in (row.key, row.kind) if row.keys.ready is not None else (row.key,):
+            for waiting in self._lines.get(name, ()):
+                if not waiting.woken.done() and waiting.wants(row):
+                    waiting.wake(row.key)
+                    return

@@ -28,6 +28,7 @@ from .kinds import Kind
 from .records import LEASED, OWNED, decode
 from .retention import Retention
 from .store import Store
+from .together import all_done
 from .turns import Turns
 from .writes import Caller, Subject
 
@@ -52,6 +53,12 @@ SWEEP_PAUSE_SECONDS = 0.005
 
 STEP = 64
 """Records changed together: one commit, small enough for others to get their turn."""
+
+MOST_LINKS = 256
+"""Links of a chain of dependents that are followed in one round."""
+
+STALL_SECONDS = 1.0
+"""How late a round may begin before this process counts as having stood still."""
 
 SWEEPER_TTL = 15.0
 
@@ -149,7 +156,13 @@ class Duties:
     async def run(self) -> None:
         """Do the duties for as long as the daemon serves."""
         while True:
+            before = self._store.clock.steady()
             await asyncio.sleep(TICK_SECONDS)
+            stalled = self._store.clock.steady() - before - TICK_SECONDS
+            if stalled > STALL_SECONDS:
+                # Renewals that came meanwhile have not been read yet; their senders must not pay for our pause.
+                log.warning("stalled", seconds=round(stalled, 3))
+                self._store.leases.forgive(stalled)
             if self._sweeping.locked():
                 continue  # it is being done
             try:
@@ -189,9 +202,7 @@ class Duties:
         done = await self._look_around() if self._store.clock.steady() >= self._next_full else Done()
         done = done.plus(Done(lapsed=await self._lapse()))
         done = done.plus(await self._come_due())
-        # What ends while this goes on is for the next round.
-        ended, self._ended = self._ended, set()
-        done = done.plus(Done(judged=await self._judge_after(ended), freed=await self._free_after(ended)))
+        done = done.plus(await self._follow_up())
         if self._drift.trusted():
             buried, removed = await self._retention.step()
             done = done.plus(Done(buried=buried, removed=removed))
@@ -241,6 +252,24 @@ class Duties:
             self._token = None
             await self._store.write(request, self._sweeper)
 
+    async def _follow_up(self) -> Done:
+        """What follows from records that ended or came: whole chains, as long as they are not too long."""
+        done = Done()
+        for _ in range(MOST_LINKS):
+            if not (self._ended or self._blocked):
+                break
+            # What ends while this goes on is for the next turn; what could not be done is for the next round.
+            ended, self._ended = self._ended, set()
+            blocked, self._blocked = self._blocked, set()
+            try:
+                judged, freed = await self._judge_after(ended, blocked), await self._free_after(ended)
+            except BaseException:
+                self._ended |= ended
+                self._blocked |= blocked
+                raise
+            done = done.plus(Done(judged=judged, freed=freed))
+        return done
+
     # --- looking around --------------------------------------------------------------------------------------------
 
     async def _look_around(self) -> Done:
@@ -251,6 +280,8 @@ class Duties:
         self._next_due = 0
         await store.commits.settled()
         judged = freed = 0
+        self._holding_back.clear()
+        self._owning.clear()
         for name in await store.engine.kinds():
             async for row in self._linked(name, LEASED):
                 store.leases.note(row)
@@ -281,15 +312,7 @@ class Duties:
                 async for row in self._linked(name, LEASED):
                     store.leases.note(row)
         lapsed = store.leases.lapsed()
-        return sum([await self._lapse_some(some) for some in _steps(lapsed)])
-
-    async def _lapse_some(self, some: list[tuple[Key, Lease]]) -> int:
-        results = await asyncio.gather(*(self._lapse_one(key, lease) for key, lease in some), return_exceptions=True)
-        for (key, _), result in zip(some, results, strict=True):
-            if isinstance(result, BaseException):
-                self._store.leases.look_again(key, 1.0)
-        _raise_first(results)
-        return sum(result is True for result in results)
+        return sum([await all_done(self._lapse_one(*each) for each in some) for some in _steps(lapsed)])
 
     async def _lapse_one(self, key: Key, lease: Lease) -> bool:
         def decide(subject: Subject) -> Write | None:
@@ -306,8 +329,12 @@ class Duties:
             return Done()
         self._next_due = None
         done = Done()
-        for kind in self._queues():
-            done = done.plus(await self._due_of(kind, now))
+        try:
+            for kind in self._queues():
+                done = done.plus(await self._due_of(kind, now))
+        except BaseException:
+            self._next_due = 0
+            raise
         return done
 
     async def _due_of(self, kind: Kind, now: int) -> Done:
@@ -321,30 +348,30 @@ class Duties:
                     break
                 some.append(row)
                 if len(some) == STEP:
-                    done = done.plus(await self._due_now(some))
+                    done = done.plus(await self._due_now(kind, some))
                     some = []
-        return done.plus(await self._due_now(some))
+        return done.plus(await self._due_now(kind, some))
 
-    async def _due_now(self, rows: list[Row]) -> Done:
-        waiting = [row.key for row in rows if row.keys.started is None]
-        running = [row.key for row in rows if row.keys.started is not None]
+    async def _due_now(self, kind: Kind, rows: list[Row]) -> Done:
+        claimable = kind.queue.claimable if kind.queue else frozenset()
+        waiting = [row.key for row in rows if row.keys.status in claimable]
+        running = [row.key for row in rows if row.keys.status not in claimable]
         if running and not self._drift.trusted():
             # A clock that jumped must not end what runs.
             self._next_due, running = 0, []
         moment = self._store.moment
-        promoted = [self._change(key, lambda subject: ending.promote(subject, moment())) for key in waiting]
-        ended = [self._change(key, lambda subject: leasing.time_out(subject, moment())) for key in running]
-        results = await asyncio.gather(*promoted, *ended)
-        return Done(promoted=sum(results[: len(waiting)]), timed_out=sum(results[len(waiting) :]))
+        promoted = (self._change(key, lambda subject: ending.promote(subject, moment())) for key in waiting)
+        ended = (self._change(key, lambda subject: leasing.time_out(subject, moment())) for key in running)
+        return Done(promoted=await all_done(promoted), timed_out=await all_done(ended))
 
     def _queues(self) -> list[Kind]:
         return [kind for kind in self._store.kinds.declared() if kind.queue is not None]
 
     # --- dependencies ----------------------------------------------------------------------------------------------
 
-    async def _judge_after(self, ended: set[Key]) -> int:
+    async def _judge_after(self, ended: set[Key], blocked: set[Key]) -> int:
         """Blocked records whose fate may be known now: those that came, and those that waited for what ended."""
-        blocked, self._blocked = self._blocked, set()
+        blocked = set(blocked)
         for kind, name in ended:
             if kind in self._holding_back:
                 async for row in self._linked(kind, f"after={name}"):
@@ -352,7 +379,7 @@ class Duties:
         return sum([await self._judge(some) for some in _steps(list(blocked))])
 
     async def _judge(self, keys: list[Key]) -> int:
-        return sum(await asyncio.gather(*(self._judge_one(key) for key in keys)))
+        return await all_done(self._judge_one(key) for key in keys)
 
     async def _judge_one(self, key: Key) -> bool:
         (row,) = await self._store.look([key])
@@ -390,7 +417,7 @@ class Duties:
             keys = [row.key async for row in rows if (LINK, OWNED) in row.keys.labels]
         total = 0
         for some in _steps(keys):
-            total += sum(await asyncio.gather(*(self._free_one(key, owners) for key in some)))
+            total += await all_done(self._free_one(key, owners) for key in some)
         return total
 
     async def _free_one(self, key: Key, owners: list[str]) -> bool:
@@ -431,12 +458,6 @@ async def _in_steps(items: AsyncIterator[Item]) -> AsyncIterator[list[Item]]:
             some = []
     if some:
         yield some
-
-
-def _raise_first(results: Iterable[object]) -> None:
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
 
 
 def _camel(name: str) -> str:

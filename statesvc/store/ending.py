@@ -16,7 +16,7 @@ from statesvc_client.wire import Cancel, Fields, Retry
 from ..backends.port import LINK, Row, Write
 from . import queueing
 from .kinds import Kind, Lifecycle, Queue
-from .leasing import is_leased
+from .leasing import is_leased, unlease
 from .queueing import Times
 from .records import decode, index_keys
 from .writes import NOBODY, Caller, Moment, Subject, moved
@@ -47,6 +47,7 @@ def retry(request: Retry, subject: Subject, caller: Caller, moment: Moment) -> W
         raise InvalidTransition(f"only {retried} can be tried again; this is {row.keys.status or 'without a status'}")
     after = decode(row.body)
     after["status"] = queue.waiting
+    unlease(after)
     for name in ("cancelRequested", "startAfter"):
         after.pop(name, None)
     if after.get("retryCount"):
@@ -69,7 +70,10 @@ def _queued(subject: Subject) -> tuple[Row, Lifecycle, Queue]:
 def promote(subject: Subject, moment: Moment) -> Write | None:
     """Put a record whose time has come among the ready ones. Nobody is told: nothing of the record changes."""
     row = subject.living
-    if row is None or row.keys.due is None or row.keys.due > moment.now or row.keys.started is not None:
+    queue = subject.kind.queue
+    if row is None or queue is None or row.keys.due is None or row.keys.due > moment.now:
+        return None
+    if row.keys.status not in queue.claimable:
         return None
     return _reindexed(subject, row, row, moment)
 

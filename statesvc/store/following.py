@@ -177,10 +177,8 @@ class Feed:
     async def read(self, bookmark: Bookmark, limit: int = PAGE_ENTRIES) -> list[LogEntry]:
         try:
             entries = await self._engine.read_log(bookmark.cursor, limit)
-        except Gone:
-            raise Gone(
-                f"events behind the cursor {printable(bookmark.text)} are no longer kept: {_LIST_AGAIN}"
-            ) from None
+        except Gone as gone:
+            raise Gone(f"cannot follow from {printable(bookmark.text)}: {gone.text}; {_LIST_AGAIN}") from None
         except Unavailable:
             self._check_not_replaced(bookmark)
             raise
@@ -201,6 +199,18 @@ class Feed:
         """An engine that is away because another log takes the place of this one will not have this one again."""
         if self._store.being_replaced:
             raise _of_another_epoch(bookmark.epoch)
+
+
+async def place_of(store: Store, before: Cursor, row: Row) -> str:
+    """The cursor right behind the entry that made this row, looked for behind a place before it. Where the entry cannot
+    be found near, that place: from there it is not missed either."""
+    cursor = before
+    for _ in range(PAGES_AT_ONCE):
+        for entry in await store.engine.read_log(cursor, PAGE_ENTRIES):
+            cursor = entry.cursor
+            if entry.row.key == row.key and entry.row.stamp == row.stamp:
+                return Bookmark(store.engine.epoch, cursor).text
+    return Bookmark(store.engine.epoch, before).text
 
 
 class Tally:

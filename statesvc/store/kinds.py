@@ -169,8 +169,8 @@ class Kind:
     swept_with_owner: bool = True
     """Whether a record goes when its owner has ended. What can run is never removed under those who run it."""
     keeps_tokens: bool = True
-    """Whether tombstones stay for ever once a token was given out: an id that is claimed as such must never see a token
-    again."""
+    """Whether tombstones stay for ever once a token was given out. Where they go, a floor below all tokens sees to it
+    that none comes again."""
 
     @cached_property
     def spelling(self) -> Spelling:

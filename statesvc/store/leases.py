@@ -19,6 +19,12 @@ from statesvc_client.wire import Lease
 from ..backends.port import Key, Row
 from .leasing import is_leased, lease_of
 
+NAMED_AGAIN_SECONDS = 1.0
+"""How long a lease that stood still is not named again while it is being dealt with."""
+
+SPARE_PLANS = 1024
+"""Plans for leases that are gone already, before they are cleared away."""
+
 
 class Seen(Struct, gc=False):
     """A lease as it was last seen to move."""
@@ -43,6 +49,8 @@ class Leases:
         """A heap; an entry may be early, never late."""
         self._planned: dict[Key, float] = {}
         """The earliest entry of each record in the heap: a renewal needs no other."""
+        self._by_origin: dict[str, Key] = {}
+        self._stalled = 0.0
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -52,7 +60,32 @@ class Leases:
         if is_leased(row):
             self._observe(self.newest(row))
         elif self._seen:
-            self._seen.pop(row.key, None)
+            self._forget(row.key)
+
+    def _forget(self, key: Key) -> None:
+        self._unlink(key)
+        self._seen.pop(key, None)
+        if len(self._ends) > 2 * len(self._seen) + SPARE_PLANS:
+            # A lease that is given back leaves its plan behind; those of a week must not pile up.
+            self._planned = {key: seen.ends for key, seen in self._seen.items()}
+            self._ends = [(at, key) for key, at in self._planned.items()]
+            heapq.heapify(self._ends)
+
+    def _unlink(self, key: Key) -> None:
+        seen = self._seen.get(key)
+        if seen is not None and seen.lease.origin:
+            self._by_origin.pop(seen.lease.origin, None)
+
+    def forgive(self, seconds: float) -> None:
+        """This process stood still itself: what came meanwhile is heard only now, so the time does not count."""
+        self._stalled += seconds
+
+    def _now(self) -> float:
+        return self._steady() - self._stalled
+
+    def of_origin(self, origin: str) -> Key | None:
+        """The record that is held by this very claim."""
+        return self._by_origin.get(origin)
 
     def _observe(self, row: Row) -> None:
         lease = lease_of(row)
@@ -60,12 +93,16 @@ class Leases:
             return
         seen = self._seen.get(row.key)
         if seen is None or (seen.lease.token, seen.lease.beat) != (lease.token, lease.beat):
-            self._set(row.key, Seen(lease, self._steady()))
+            self._set(row.key, Seen(lease, self._now()))
         else:
             seen.lease = lease
+            self._plan(row.key, seen.ends)
 
     def _set(self, key: Key, seen: Seen) -> None:
+        self._unlink(key)
         self._seen[key] = seen
+        if seen.lease.origin:
+            self._by_origin[seen.lease.origin] = key
         self._plan(key, seen.ends)
 
     def _plan(self, key: Key, at: float) -> None:
@@ -76,7 +113,7 @@ class Leases:
 
     def renewed(self, row: Row, lease: Lease) -> None:
         """A sign of life that is kept in memory only."""
-        self._set(row.key, Seen(lease, self._steady(), row))
+        self._set(row.key, Seen(lease, self._now(), row))
 
     def newest(self, row: Row) -> Row:
         """The row with the newest beat: the very same, unless it was renewed since."""
@@ -89,24 +126,24 @@ class Leases:
         """Whether the lease on this row gave no sign of life for as long as it may."""
         self.note(row)
         seen = self._seen.get(row.key)
-        return seen is not None and self._steady() >= seen.ends
+        return seen is not None and self._now() >= seen.ends
 
     def is_silent(self, row: Row) -> bool:
         """Whether the holder of this row's lease gave no sign of life for its ttl: it must not count on it any more."""
         self.note(row)
         seen = self._seen.get(row.key)
-        return seen is not None and self._steady() >= seen.since + seen.lease.ttl
+        return seen is not None and self._now() >= seen.since + seen.lease.ttl
 
     def past_ttl(self) -> Iterator[tuple[Key, Lease]]:
         """Leases without a sign of life for their ttl, whether or not they are still held back from others."""
-        now = self._steady()
+        now = self._now()
         for key, seen in self._seen.items():
             if now >= seen.since + seen.lease.ttl:
                 yield key, seen.lease
 
     def lapsed(self) -> list[tuple[Key, Lease]]:
-        """Leases that stood still. Each is named once, and again only if it is seen again."""
-        now = self._steady()
+        """Leases that stood still."""
+        now = self._now()
         found: list[tuple[Key, Lease]] = []
         while self._ends and self._ends[0][0] <= now:
             at, key = heapq.heappop(self._ends)
@@ -119,9 +156,6 @@ class Leases:
                 self._plan(key, seen.ends)
             else:
                 found.append((key, seen.lease))
+                # Named again until it is gone: what is to be done about it may not work at once.
+                self._plan(key, now + NAMED_AGAIN_SECONDS)
         return found
-
-    def look_again(self, key: Key, after: float) -> None:
-        """Name a lapsed lease once more, later: what was to be done about it did not work."""
-        if key in self._seen:
-            self._plan(key, self._steady() + after)

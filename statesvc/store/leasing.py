@@ -23,7 +23,7 @@ from ..backends.port import Row, Write
 from . import queueing
 from .clock import SECOND
 from .kinds import Kind, Queue
-from .records import decode, encode, users_own
+from .records import OWN_BYTES, decode, encode, users_own
 from .writes import NOBODY, Caller, Leased, Moment, Move, Subject, born, check_token, moved
 
 # --- taking --------------------------------------------------------------------------------------------------------
@@ -52,7 +52,8 @@ def claim_by_id(
     row = subject.living
     if row is None:
         made = {**fields, "status": request.status} if request.status else fields
-        return born(request, made, subject, caller, moment, lease=_given(request, subject.row, caller, moment))
+        # A claim leaves no mark: it is found again by its origin, however late it comes.
+        return born(None, made, subject, caller, moment, lease=_given(request, subject.row, caller, moment))
     if is_leased(row) and not lapsed:
         return None
     return _taken(request, row, fields, subject, caller, moment, status=request.status)
@@ -68,6 +69,8 @@ def claim_ready(request: Claim, fields: Fields, subject: Subject, caller: Caller
 
 def check_claim(request: Claim, kind: Kind, caller: Caller) -> str:
     """The holder a claim is for. A claim that cannot work on any record is refused before one is looked for."""
+    if "" in (request.id, request.job_id):
+        raise BadRequest(f"{kind.id_text} is required: name the record, or leave the id out to claim by filter")
     holder = request.holder or caller.name or caller.client
     if not holder:
         raise BadRequest("holder is required: say who is to hold the lease, here or as name in hello")
@@ -84,14 +87,14 @@ def _taken(
     request: Claim, row: Row, fields: Fields, subject: Subject, caller: Caller, moment: Moment, *, status: str | None
 ) -> Write:
     lease = _given(request, row, caller, moment)
+    if row.keys.ready is not None and not request.target:
+        lease.lease["taken"] = True
     own = users_own(subject.kind, fields)
     after = patch.merge(decode(row.body), own)
     if status:
         after["status"] = status
     lease.put_into(after)
-    return moved(
-        request, row, after, subject, caller, moment, move="step", given=own, event="claimed", token=lease.token
-    )
+    return moved(None, row, after, subject, caller, moment, move="step", given=own, event="claimed", token=lease.token)
 
 
 def _given(request: Claim, row: Row | None, caller: Caller, moment: Moment) -> Leased:
@@ -128,7 +131,7 @@ def renew_bare(request: Renew, subject: Subject, moment: Moment) -> Kept:
     row = _held(subject, request.token)
     record = decode(row.body)
     lease = _beaten(row, record, request, moment)
-    kept = msgspec.structs.replace(row, body=encode(record, moment.limits.record_bytes))
+    kept = msgspec.structs.replace(row, body=encode(record, moment.limits.record_bytes + OWN_BYTES))
     return Kept(lease, bool(record.get("cancelRequested")), kept)
 
 
@@ -166,34 +169,42 @@ def release(request: Release, fields: Fields, subject: Subject, caller: Caller, 
     check_token(row, before, request.token, moment)
     own = users_own(kind, fields)
     after = patch.merge(before, own)
-    wanted = request.status or None
-    if wanted and kind.lifecycle is not None:
-        wanted = kind.lifecycle.canonical(wanted)
+    wanted = _wanted(request, kind)
     if wanted:
         after["status"] = wanted
     queue = kind.queue
-    was_taken_out = queue is not None and row.keys.status in _runs(kind, queue)
     forced = False
-    if queue is not None and was_taken_out and (wanted is None or wanted in queue.retried):
-        forced = _given_back(queue, row, after, wanted, request.delay, moment)
-    _unlease(after)
+    if queue is not None and not kind.is_terminal(row.keys.status) and (wanted is None or wanted in queue.retried):
+        forced = _given_back(kind, queue, row, after, wanted, request.delay, moment)
+    unlease(after)
     move: Move = "forced" if forced else "step"
     return moved(request, row, after, subject, caller, moment, move=move, given=own, event="released")
 
 
-def _runs(kind: Kind, queue: Queue) -> frozenset[str]:
-    """States a record of a queue is in while somebody works on it."""
-    return frozenset(kind.lifecycle.live if kind.lifecycle else ()) - queue.claimable
+def _wanted(request: Release, kind: Kind) -> str | None:
+    """The end a release names. To name the queue is to name none; anything else that is no end makes no sense."""
+    if not request.status or kind.lifecycle is None:
+        return request.status or None
+    status = kind.lifecycle.canonical(request.status)
+    if kind.queue is None or kind.is_terminal(status):
+        return status
+    if status in kind.queue.claimable:
+        return None
+    raise BadRequest(f"a release ends a {kind.name} or gives it back: status {status} is neither")
 
 
-def _given_back(queue: Queue, row: Row, after: Fields, wanted: str | None, delay: float, moment: Moment) -> bool:
+def _given_back(
+    kind: Kind, queue: Queue, row: Row, after: Fields, wanted: str | None, delay: float, moment: Moment
+) -> bool:
     """Decide what a released record becomes; returns whether that goes against the lifecycle's edges."""
     queueing.check_fields(after)
     status = row.keys.status or ""
     if after.get("cancelRequested"):
         after["status"] = queue.canceled
-    elif wanted is None and status in queue.stopping:
-        after["status"] = queue.stopping[status]
+    elif not _was_run(kind, queue, row, after):
+        return False
+    elif status in queue.stopping:
+        after["status"] = wanted or queue.stopping[status]
     elif wanted is None:
         _requeue(queue, after, int(delay * SECOND), moment)
     elif queueing.retries_left(after):
@@ -202,6 +213,15 @@ def _given_back(queue: Queue, row: Row, after: Fields, wanted: str | None, delay
     else:
         return False
     return True
+
+
+def _was_run(kind: Kind, queue: Queue, row: Row, record: Fields) -> bool:
+    """Whether somebody worked on a record of a queue: it was taken out of it, or is in a state that says so. One that
+    was only claimed by id stays where it is."""
+    lifecycle, status = kind.lifecycle, row.keys.status
+    if lifecycle is None or status is None or status in queue.claimable:
+        return False
+    return status not in lifecycle.unstarted or bool((record.get("lease") or {}).get("taken"))
 
 
 def _requeue(queue: Queue, after: Fields, delay: int, moment: Moment) -> None:
@@ -221,22 +241,22 @@ def lapse(subject: Subject, moment: Moment, seen: Lease) -> Write | None:
     if row is None or lease is None or (lease.token, lease.beat) != (seen.token, seen.beat):
         return None
     after = decode(row.body)
-    _unlease(after)
     _lost(subject.kind, row, after, moment)
+    unlease(after)
     return moved(None, row, after, subject, NOBODY, moment, move="forced", given={}, event="lapsed")
 
 
 def _lost(kind: Kind, row: Row, after: Fields, moment: Moment) -> None:
     """What becomes of a record whose holder is gone."""
-    queue, lifecycle, status = kind.queue, kind.lifecycle, row.keys.status
-    if queue is None or lifecycle is None or status not in _runs(kind, queue):
+    queue, status = kind.queue, row.keys.status or ""
+    if queue is None or kind.is_terminal(status):
         return
     if after.get("cancelRequested"):
         after["status"] = queue.canceled
+    elif not _was_run(kind, queue, row, after):
+        return
     elif status in queue.stopping:
         after["status"] = queue.stopping[status]
-    elif status in lifecycle.unstarted:
-        _requeue(queue, after, 0, moment)
     elif queueing.survives_a_lapse(after):
         after["retryCount"] = (after.get("retryCount") or 0) + 1
         _requeue(queue, after, 0, moment)
@@ -250,13 +270,14 @@ def time_out(subject: Subject, moment: Moment) -> Write | None:
     row, queue = subject.living, subject.kind.queue
     if row is None or queue is None or row.keys.due is None or row.keys.due > moment.now:
         return None
-    if row.keys.started is None or subject.kind.is_terminal(row.keys.status):
+    status = row.keys.status
+    if status is None or status in queue.claimable or subject.kind.is_terminal(status):
         return None
     after = decode(row.body)
-    _unlease(after)
+    unlease(after)
     if after.get("cancelRequested"):
         after["status"] = queue.canceled
-    elif queueing.retries_left(after):
+    elif queueing.retries_left(after) and status not in queue.stopping:
         after["retryCount"] = (after.get("retryCount") or 0) + 1
         _requeue(queue, after, queueing.back_off(after, moment.random()), moment)
     else:
@@ -265,6 +286,6 @@ def time_out(subject: Subject, moment: Moment) -> Write | None:
     return moved(None, row, after, subject, NOBODY, moment, move="forced", given={})
 
 
-def _unlease(record: Fields) -> None:
+def unlease(record: Fields) -> None:
     record.pop("lease", None)
     record.pop("expiresAt", None)

@@ -24,7 +24,7 @@ from statesvc_client.wire import Fields, List, printable
 from ..backends.port import LINK, NULLABLE_SORTS, Engine, Place, Query, Row, SortField, sort_key
 from . import clock
 from .kinds import Kind
-from .records import decode, spelled_path
+from .records import SECRET, decode, spelled_path
 
 SORTS: dict[str, SortField] = {
     "createdAt": "created",
@@ -242,8 +242,16 @@ def _label_test(name: str, value: Any) -> Test:
     return lambda _, record: patch.same(patch.lookup(record().get("labels"), [name]), value)
 
 
-def _where_test(kind: Kind, path: str, value: Any) -> Test:
+def open_path(kind: Kind, path: str) -> list[str]:
+    """The names of a path that may be asked about. A secret that could be counted by, or compared with, is none."""
     names = spelled_path(kind, patch.steps(path))
+    if names[0] == SECRET:
+        raise BadRequest(f"{SECRET} can be read with its record, but neither filtered nor counted by")
+    return names
+
+
+def _where_test(kind: Kind, path: str, value: Any) -> Test:
+    names = open_path(kind, path)
     if names == ["status"] and isinstance(value, str) and kind.lifecycle is not None:
         value = kind.lifecycle.canonical(value)
     return lambda _, record: patch.same(patch.lookup(record(), names), value)

@@ -70,13 +70,13 @@ def standing(
             return Standing(ready=_place(priority, times.created, times.created))
         return NOT_QUEUED
     check_fields(fields)
-    if status not in queue.claimable or "lease" in fields:
-        return Standing(due=deadline(fields, times)) if _runs(times) else NOT_QUEUED
     needed = dependencies(fields)
     met = _met_link(needed) if needed else None
-    if met is not None and not _was_met(before, met):
+    links = (met,) if met is not None and times.completed is None and _was_met(before, met) else ()
+    if status not in queue.claimable or "lease" in fields:
+        return Standing(due=deadline(fields, times) if _runs(times) else None, links=links)
+    if needed and not links:
         return Standing(links=(BLOCKED, *(f"after={name}" for name in needed)))
-    links = () if met is None else (met,)
     begins = earliest(fields)
     if begins is not None and begins > now:
         return Standing(due=begins, links=links)

@@ -27,6 +27,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
 """Seen in get and list only."""
 
+OWN_BYTES = 4096
+"""What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
+
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
 
 
@@ -96,6 +99,8 @@ def index_keys(kind: Kind, fields: Fields, times: Times, before: Row | None, now
     status, owner = _text(fields, "status"), _text(fields, "owner")
     priority = _priority(fields.get("priority"))
     queued = NOT_QUEUED if kind.queue is None else standing(kind.queue, fields, times, priority, before, now)
+    if queued.links and fields[kind.id_field] in fields["dependsOn"]:
+        raise BadRequest("dependsOn must not name the record itself: it would wait for ever")
     links = _links(kind, fields, owner, before)
     return Keys(
         created=times.created,
@@ -126,7 +131,7 @@ def _links(kind: Kind, fields: Fields, owner: str | None, before: Row | None) ->
     lease = fields.get("lease")
     if lease is not None:
         links.append(LEASED)
-        if not lease["origin"].startswith("~"):
+        if "/" in lease["origin"]:
             links.append(f"origin={lease['origin']}")
     if owner is not None and kind.swept_with_owner and "/" in owner:
         links.append(OWNED)

@@ -105,10 +105,11 @@ def _holder(record: Fields) -> Iterator[Reference]:
 
 
 def _dependencies(kind: str, record: Fields) -> Iterator[Reference]:
-    """Of a record that still waits for them. What became of those it no longer needs does not matter."""
+    """Of a record that still waits for them: they may come later. What became of those it no longer needs does not
+    matter."""
     for name in queueing.dependencies(record):
         text = f"waits for {_shown((kind, name))}, which is not there: create it, or cancel what waits"
-        yield Reference((kind, name), lambda row, text=text: text if row is None else None)  # type: ignore[misc]
+        yield Reference((kind, name), lambda row, text=text: text if row is None else None, is_note=True)  # type: ignore[misc]
 
 
 _OF_KIND: dict[str, Callable[[Fields], Iterator[Reference]]] = {

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import msgspec
 
 from ..backends.port import REMOVED, Key, LogKept, Place, Query, Row, SortField, Unit, Write, sort_key
-from . import writes
+from . import own, writes
 from .clock import SECOND
 from .leasing import is_leased
 from .store import Store
+from .together import all_done
 from .writes import NOBODY, Subject
 
 STEP = 128
@@ -117,7 +118,7 @@ class Retention:
         for kind in self._store.kinds.declared():
             if kind.lifecycle is not None:
                 rows, left = await self._step_along(kind.name, "completed", before)
-                total += sum(await asyncio.gather(*(self._bury_one(row.key, before) for row in rows)))
+                total += await all_done(self._bury_one(row.key, before) for row in rows)
                 more = more or left
         return total, more
 
@@ -161,8 +162,16 @@ class Retention:
     async def _remove_of(self, name: str, before: int) -> tuple[int, bool]:
         kind = self._store.kinds[name]
         rows, left = await self._step_along(name, "deleted", before)
-        going = [row.key for row in rows if not (kind.keeps_tokens and row.token)]
-        return sum(await asyncio.gather(*(self._remove_one(key, before) for key in going))), left
+        going = [row for row in rows if not (kind.keeps_tokens and row.token)]
+        await self._outlive_tokens(going)
+        return await all_done(self._remove_one(row.key, before) for row in going), left
+
+    async def _outlive_tokens(self, rows: list[Row]) -> None:
+        """A token must not come again when the id does: what is given out from now on is above those that go."""
+        highest = max((row.token for row in rows), default=0)
+        if highest > self._store.token_floor:
+            await own.keep(self._store, own.row(self._store, own.TOKENS, token=highest))
+            self._store.token_floor = highest
 
     async def _remove_one(self, key: Key, before: int) -> bool:
         def decide(rows: list[Row | None]) -> Unit | None:

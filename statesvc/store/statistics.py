@@ -23,7 +23,7 @@ from .clock import SECOND
 from .deduplication import OWN
 from .kinds import Kind
 from .matching import matching
-from .records import decode, spelled_path
+from .records import decode
 from .store import Store
 
 EVERY_KIND = "*"
@@ -100,7 +100,7 @@ _KEYS: dict[str, Callable[[Row], str | None]] = {
 
 
 def _reader(kind: Kind, path: str) -> Callable[[Row], str]:
-    names = spelled_path(kind, patch.steps(path))
+    names = queries.open_path(kind, path)
     known = _KEYS.get(names[0]) if len(names) == 1 else None
     if known is not None:
         return lambda row: as_text(known(row))

@@ -50,10 +50,11 @@ class Teller:
     # --- as values -------------------------------------------------------------------------------------------------
 
     def happening(self, entry: LogEntry, cursor: str) -> Happening:
-        """An entry as a client sees it, which must fit a frame. Any record does; where it does not together with what a
-        client said about it, the record is left out: it can be read by itself."""
+        """An entry as a client sees it, which must fit a frame. Any record does, and whatever a client may say about
+        it; where both together do not, the record is left out: it can be read by itself."""
         event = self._bare(entry, cursor, entry.event.type)
-        said = 6 * len(entry.event.message or "") + len(entry.event.data or b"")
+        said = _text_bytes(entry.event.message) + len(entry.event.data or b"")
+        # Only what was said when frames were allowed to be larger does not fit.
         if said <= self._room:
             event.message = entry.event.message
             event.data = UNSET if entry.event.data is None else Raw(entry.event.data)
@@ -117,9 +118,14 @@ def head(request_id: RequestId, epoch: str) -> bytes:
 
 
 def event_bytes(event: Happening) -> int:
-    """How much of a frame an event takes at most: a character of an id four bytes, of other texts six."""
-    texts = 4 * len(event.id) + 6 * sum(len(text or "") for text in (event.message, event.from_, event.to))
+    """How much of a frame an event takes at most: a character of an id is four bytes, or a sign before it."""
+    texts = 4 * len(event.id) + sum(map(_text_bytes, (event.message, event.from_, event.to)))
     return 512 + texts + sum(memoryview(part).nbytes for part in (event.data, event.record) if isinstance(part, Raw))
+
+
+def _text_bytes(text: str | None) -> int:
+    """What a text takes inside a line, its quotes included."""
+    return 0 if text is None else len(_encode(text))
 
 
 def _short(status: str | None) -> str | None:

@@ -16,15 +16,15 @@ import msgspec
 from statesvc_client import patch
 from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, LeaseLost, NotFound, StateError
 from statesvc_client.spelling import MANAGED
-from statesvc_client.wire import Create, Delete, Emit, Fields, Limits, Update
+from statesvc_client.wire import Create, Delete, Emit, Fields, Limits, Sync, Update
 from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import LINK, Event, Keys, Row, Was, Write
 from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .queueing import Times
+from .records import OWN_BYTES, encode, index_keys, spelled, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
-from .records import encode, index_keys, spelled, spelled_path, users_own, without_secrets
 
 MOST_PATHS = 256
 """Paths an update may name: each copies the levels it walks through."""
@@ -94,6 +94,9 @@ def repeatable(request: WriteRequest) -> bool:
         return not (request.inc or request.append or any(path.endswith("/-") for path in request.set or ()))
     return isinstance(request, Create)
 
+
+_USERS_OWN = (Create, Update, Sync)
+"""Writes that are all the user's, and bound by the user's limit."""
 
 Move = Literal["step", "whole", "forced"]
 """How a status may move: along one edge; to any state that can be reached, as a whole record may have moved several;
@@ -346,6 +349,8 @@ def delete(request: Delete, subject: Subject, caller: Caller, moment: Moment) ->
         raise NotFound(f"{subject.kind.name} not found")
     if request.if_revision is not None and request.if_revision != row.revision:
         raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
+    if request.token is not None:
+        check_token(row, decode_record(row.body), request.token, moment)
     return bury(request, row, caller, moment)
 
 
@@ -403,11 +408,14 @@ def emit(request: Emit, subject: Subject, caller: Caller, moment: Moment) -> Wri
     if row is None:
         raise NotFound(f"{subject.kind.name} not found")
     told = request.event
+    if request.token is not None:
+        check_token(row, decode_record(row.body), request.token, moment)
     if told.type in OWN_EVENTS:
         raise BadRequest(f"events of type {told.type} are written by the daemon; choose another type")
     data = None if told.data is None else msgspec.json.encode(told.data)
-    if len(data or b"") + len(told.message or "") > moment.limits.record_bytes:
-        raise BadRequest(f"the event would take more than {moment.limits.record_bytes} bytes, which is the limit")
+    size, most = len(data or b"") + len(msgspec.json.encode(told.message or "")), moment.limits.record_bytes // 8
+    if size > most:
+        raise BadRequest(f"message and data of the event take {size} bytes; the limit is {most}")
     write = moved(
         request, row, decode_record(row.body), subject, caller, moment, move="step", given={}, event=told.type
     )
@@ -442,7 +450,7 @@ def written(
         uid=record["uid"],
         revision=revision,
         keys=index_keys(subject.kind, record, times, before, moment.now),
-        body=encode(record, moment.limits.record_bytes),
+        body=encode(record, moment.limits.record_bytes + (0 if isinstance(request, _USERS_OWN) else OWN_BYTES)),
         marks=_marked(request, before, revision, caller, moment),
         token=token or (0 if before is None else before.token),
     )

@@ -85,6 +85,57 @@ async def test_an_address_that_was_named_counts_as_taken(client: Talker):
     assert [await allocate(client) for _ in range(2)] == ["10.0.0.3", "10.0.0.5"]
 
 
+async def test_an_address_that_a_record_of_any_id_names_is_not_given_out(daemon: Daemon):
+    client = await daemon.client(None)
+    await network(client)
+    await network(client, "other")
+    await client.ok("create", kind="ip", id="my-ip", record={"network": "net", "address": "10.0.0.2"})
+    await client.ok("create", kind="ip", id="elsewhere", record={"network": "other", "address": "10.0.0.3"})
+    await daemon.caught_up()
+    assert await allocate(client) == "10.0.0.3"
+    # Known by now: what is named from here on is noticed as it comes.
+    await client.ok("create", kind="ip", id="x/10.0.0.9", record={"network": "net", "address": "10.0.0.4/29"})
+    await client.ok("create", kind="ip", id="twice", record={"network": "net", "address": "10.0.0.4"})
+    assert await allocate(client) == "10.0.0.5"
+    await client.ok("delete", kind="ip", id="twice")
+    assert await allocate(client) == "10.0.0.6"
+    assert (await refused(client))[0] == "conflict"
+
+
+async def test_an_address_named_by_a_record_is_free_when_the_record_names_another_or_goes(daemon: Daemon):
+    client = await daemon.client(None)
+    await network(client)
+    await client.ok("create", kind="ip", id="a", record={"network": "net", "address": "10.0.0.2"})
+    await client.ok("create", kind="ip", id="b", record={"network": "net", "address": "10.0.0.3"})
+    await daemon.caught_up()
+    assert await allocate(client) == "10.0.0.4"
+    await client.ok("update", kind="ip", id="a", record={"address": "10.0.0.5"})
+    await client.ok("delete", kind="ip", id="b")
+    await daemon.caught_up()
+    taken = [await allocate(client) for _ in range(3)]
+    assert sorted(taken) == ["10.0.0.2", "10.0.0.3", "10.0.0.6"]
+    assert (await refused(client))[0] == "conflict"
+
+
+async def test_an_address_named_in_the_same_breath_is_not_given_out(client: Talker):
+    await network(client)
+    assert await allocate(client) == "10.0.0.2"
+    named = {"op": "create", "kind": "ip", "id": "mine", "record": {"network": "net", "address": "10.0.0.3"}}
+    _, reply = await client.in_one_go([named, {"op": "create", "kind": "ip", "from": "net"}])
+    assert reply["record"]["address"] == "10.0.0.4"
+
+
+async def test_a_network_that_reserves_too_many_addresses_is_refused_by_name(client: Talker):
+    reserved = [f"10.{number >> 8}.{number & 255}.1" for number in range(4097)]
+    await network(client, cidr="10.0.0.0/8", reserved=reserved)
+    for _ in range(2):
+        code, text = await refused(client)
+        assert code == "bad_request"
+        assert "network net: reserved has 4097 entries; the limit is 4096" in text
+    await client.ok("update", kind="network", id="net", record={"reserved": reserved[1:]})
+    assert await allocate(client) == "10.0.0.1"
+
+
 async def test_networks_do_not_share_addresses_and_follow_their_records(client: Talker):
     await network(client)
     await network(client, "other")

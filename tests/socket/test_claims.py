@@ -147,3 +147,46 @@ async def test_an_event_of_a_client_is_a_revision(daemon: Daemon):
     assert (again["duplicate"], again["revision"]) == (True, 2)
     assert (await client.refused("emit", jobId="j", event={"type": "created"}))[0] == "bad_request"
     assert (await client.refused("emit", jobId="nobody", event={"type": "x"}))[0] == "not_found"
+
+
+async def test_a_claim_that_comes_again_late_does_not_make_others_happen_twice(daemon: Daemon):
+    client = await daemon.client("x", name="w")
+    await client.ok("create", job={"uuid": "q", "status": "PENDING", "n": 0})
+    assert (await client.ok("claim", seq=1, floor=1))["jobs"] == []
+    await client.ok("update", jobId="q", inc={"n": 1}, seq=2, floor=1)
+    await client.ok("emit", jobId="q", event={"type": "note"}, seq=3, floor=1)
+    await client.close()
+    other = await daemon.client("other")
+    await other.ok("update", jobId="q", job={"status": "QUEUED"})
+    await daemon.caught_up()
+    again = await daemon.client("x", name="w")
+    assert [job["uuid"] for job in (await again.ok("claim", seq=1, floor=1, again=True))["jobs"]] == ["q"]
+    for request in ({"op": "update", "inc": {"n": 1}, "seq": 2}, {"op": "emit", "event": {"type": "note"}, "seq": 3}):
+        again.send({**request, "jobId": "q", "floor": 1, "again": True})
+        assert (await again.receive())["duplicate"] is True
+    assert (await again.ok("get", jobId="q"))["job"]["n"] == 1
+
+
+async def test_a_claim_replayed_on_another_connection_takes_nothing_more(daemon: Daemon):
+    client = await daemon.client("~x", name="w")
+    for name in ("a", "b"):
+        await client.ok("create", job={"uuid": name, "status": "QUEUED"})
+    await daemon.caught_up()
+    first = await client.ok("claim", seq=1, floor=1)
+    await client.close()
+    again = await daemon.client("~x", name="w")
+    await daemon.caught_up()
+    replayed = await again.ok("claim", seq=1, floor=1)
+    assert (replayed["duplicate"], replayed["jobs"]) == (True, first["jobs"])
+
+
+async def test_the_cursor_of_an_event_lies_right_behind_it(daemon: Daemon):
+    client, other = await daemon.client("c"), await daemon.client("o")
+    await client.ok("create", job={"uuid": "j"})
+    other.send(*({"op": "create", "job": {"uuid": f"o{number}"}} for number in range(300)))
+    reply = await client.ok("emit", jobId="j", event={"type": "mark"})
+    await other.receive_all(300)
+    history = (await client.ok("history", jobId="j"))["events"]
+    assert history[-1]["type"] == "mark"
+    if daemon.engine.name != "weak":
+        assert reply["cursor"] == history[-1]["cursor"]

@@ -359,6 +359,24 @@ async def test_the_secret_environment_is_seen_in_get_and_list_only(daemon: Daemo
         assert (await talker.ok("list"))["jobs"][0]["secretEnvironment"]["KEY"] == SECRET
 
 
+@pytest.mark.parametrize(
+    "path", ["secretEnvironment", "/secretEnvironment/KEY", "SECRETENVIRONMENT", "/SecretEnvironment"]
+)
+async def test_a_secret_can_neither_be_counted_by_nor_guessed_by_a_filter(daemon: Daemon, path: str):
+    client = await daemon.client()
+    await client.ok("create", job={"uuid": "a", "status": "QUEUED", "secretEnvironment": {"KEY": SECRET}})
+    await daemon.caught_up()
+    guess = {"where": {path: SECRET if path.endswith("KEY") else {"KEY": SECRET}}}
+    asked: list[tuple[str, dict]] = [("stats", {"by": path})]
+    asked += [(op, {"filter": guess}) for op in ("stats", "list", "watch", "claim", "stuck")]
+    asked.append(("list", {"filter": {"ids": ["a"], **guess}}))
+    for op, fields in asked:
+        code, error = await client.refused(op, **fields)
+        assert (code, SECRET in error) == ("bad_request", False), op
+        assert "secretEnvironment" in error
+    assert (await client.ok("stats", by="/environment/secretEnvironment"))["total"] == 1
+
+
 # --- ids and sizes ---------------------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from statesvc.backends.port import Engine
@@ -153,24 +155,38 @@ async def test_a_request_id_of_any_kind_is_repeated(daemon: Daemon):
 async def test_an_event_and_its_record_that_are_too_large_together_fit_a_frame_without_the_record(
     engine: Engine, start: Start
 ):
-    limits = Limits(frame_bytes=64 * 1024, record_bytes=48 * 1024)
+    limits = Limits(frame_bytes=64 * 1024, record_bytes=56 * 1024)
     daemon = await start(engine, limits=limits)
     watcher, talker = await watching(daemon), await daemon.client(None)
-    await talker.ok("create", job={"uuid": "a", "pad": "x" * 40_000})
+    await talker.ok("create", job={"uuid": "a", "pad": "x" * 54_000})
     await talker.ok("update", jobId="a", job={"y": 1})
-    assert len((await events(watcher, 2))[1]["record"]["pad"]) == 40_000
-    told = {"type": "step", "data": "y" * 2_000}
-    reply = await talker.ask("emit", jobId="a", event=told)
-    if reply["success"]:
-        assert (await event(watcher))["data"] == told["data"]
-    told = {"type": "step", "data": "y" * 40_000}
-    reply = await talker.ask("emit", jobId="a", event=told)
-    if reply["success"]:
-        line = await watcher.line()
-        assert len(line) <= limits.frame_bytes
-        assert json.loads(line)["event"]["data"] == told["data"]
-    else:
-        assert reply["code"] == "bad_request"
+    assert len((await events(watcher, 2))[1]["record"]["pad"]) == 54_000
+    await talker.ok("emit", jobId="a", event={"type": "step", "data": "y" * 2_000})
+    small = await event(watcher)
+    assert (small["data"], "record" in small) == ("y" * 2_000, True)
+    await talker.ok("emit", jobId="a", event={"type": "step", "data": "y" * 7_000})
+    line = await watcher.line()
+    assert len(line) <= limits.frame_bytes
+    large = json.loads(line)["event"]
+    assert (large["data"], "record" in large) == ("y" * 7_000, False)
+
+
+@pytest.mark.parametrize("sign", ["x", "\x01", "☃", '"'], ids=["plain", "control", "snowman", "quote"])
+async def test_whatever_may_be_emitted_is_told_and_what_is_larger_is_refused(engine: Engine, start: Start, sign: str):
+    limits = Limits(frame_bytes=64 * 1024, record_bytes=56 * 1024)
+    most, each = limits.record_bytes // 8, len(msgspec.json.encode(sign)) - 2
+    daemon = await start(engine, limits=limits)
+    watcher, talker = await watching(daemon, after="0"), await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a"})
+    message = sign * ((most - 100) // each)
+    await talker.ok("emit", jobId="a", event={"type": "step", "message": message, "data": {"n": 1}})
+    for told in ((await events(watcher, 2))[1], (await talker.ok("history", jobId="a"))["events"][1]):
+        assert (told["message"], told["data"], told["record"]["revision"]) == (message, {"n": 1}, 2)
+    for larger in ({"message": sign * (most // each + 1)}, {"message": message, "data": sign * (200 // each)}):
+        code, error = await talker.refused("emit", jobId="a", event={"type": "step", **larger})
+        assert code == "bad_request"
+        assert f"the limit is {most}" in error
+    assert (await talker.ok("get", jobId="a"))["job"]["revision"] == 2
 
 
 # --- filters -------------------------------------------------------------------------------------------------------
@@ -374,6 +390,18 @@ async def test_a_cursor_of_this_epoch_that_no_engine_gave_is_refused(client: Tal
         assert (await client.refused("watch", after=f"{epoch}.{inner}"))[0] in ("bad_request", "gone"), inner
 
 
+async def test_a_cursor_beyond_the_end_is_not_called_too_old(daemon: Daemon):
+    talker = await daemon.client(None)
+    await talker.ok("create", job={"uuid": "a"})
+    beyond = re.sub(r"\d+$", "999999", (await talker.ok("list"))["asOf"])
+    code, error = await talker.refused("watch", after=beyond)
+    assert code == "gone"
+    assert "no longer kept" not in error
+    assert "list again" in error
+    if daemon.engine.immediate:
+        assert "cursor 999999 is not of this log: it is beyond its end" in error
+
+
 async def test_a_cursor_whose_entries_were_cut_is_gone_and_a_list_leads_back(daemon: Daemon):
     talker = await daemon.client(None)
     old = (await talker.ok("list"))["asOf"]
@@ -384,6 +412,7 @@ async def test_a_cursor_whose_entries_were_cut_is_gone_and_a_list_leads_back(dae
     await compact(daemon.engine)
     code, error = await talker.refused("watch", after=old)
     assert code == "gone"
+    assert "kept" in error
     assert "list again" in error
     watcher = await watching(daemon, after=new)
     await talker.ok("create", job={"uuid": "next"})

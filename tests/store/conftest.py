@@ -98,6 +98,12 @@ class World:
         (row,) = await self.store.look([(kind, name)])
         return row
 
+    async def row_of_new(self, name: str, **fields: Any) -> Row:
+        await self.create(name, **fields)
+        row = await self.row(name)
+        assert row is not None
+        return row
+
     async def claim(self, caller: Caller | None = None, **fields: Any) -> list[dict[str, Any]]:
         await self.caught_up()
         claimed = await self.claims.claim(wire.Claim(**fields), caller or self.me, set())

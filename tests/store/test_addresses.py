@@ -63,6 +63,22 @@ def test_the_lowest_free_address_is_the_one_found_by_trying_all(changes: list[tu
     assert len(taken) == len(out)
 
 
+def test_an_address_is_free_once_neither_its_own_record_nor_another_names_it():
+    taken = Taken()
+    while taken.follow(read_pool("net", {"cidr": "10.0.0.0/30"})):
+        pass
+    number = number_of(ipaddress.ip_address("10.0.0.1"))
+    taken.take(number, None)
+    for _ in range(2):
+        taken.name(number)
+    assert lowest(taken) == "10.0.0.2"
+    for give_back in (taken.unname, taken.free):
+        give_back(number)
+        assert lowest(taken) == "10.0.0.2"
+    taken.unname(number)
+    assert (lowest(taken), len(taken)) == ("10.0.0.1", 0)
+
+
 def test_addresses_of_an_owner_that_ended_are_remembered_until_they_change_hands():
     taken = Taken()
     for number, owner in enumerate(["job/a", "job/b", "job/a", None]):
@@ -102,6 +118,7 @@ def test_what_is_not_written_as_everybody_writes_it_is_no_address(text: str):
         ({"cidr": "10.0.0.0/24", "gateway": "10.0.0.0/30"}, "gateway must be an address, not 10.0.0.0/30"),
         ({"cidr": "10.0.0.0/24", "reserved": "10.0.0.1"}, "reserved must be a list"),
         ({"cidr": "10.0.0.0/24", "reserved": ["x"]}, "reserved must be a CIDR like 10.0.0.0/24, not x"),
+        ({"cidr": "10.0.0.0/24", "reserved": ["x"] * 4097}, "reserved has 4097 entries; the limit is 4096"),
     ],
 )
 def test_a_network_that_cannot_be_read_is_refused_by_field(fields: dict, text: str):

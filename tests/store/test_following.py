@@ -230,9 +230,11 @@ def test_an_event_fits_a_frame_whatever_was_said():
     assert isinstance(fits.record, Raw)
     large = teller.happening(entry(body=record, type="my own", data=b'"%s"' % (b"z" * 40_000)), "c")
     assert (large.record, isinstance(large.data, Raw)) == (UNSET, True)
+    dense = teller.happening(entry(body=record, type="my own", message="z" * 40_000), "c")
+    assert (dense.record, dense.message) == (UNSET, "z" * 40_000)
     larger = teller.happening(entry(body=record, type="my own", message="\x00" * 40_000), "c")
     assert (isinstance(larger.record, Raw), larger.message) == (True, None)
-    for event in (fits, large, larger):
+    for event in (fits, large, dense, larger):
         line = wire.encode_line(wire.EventLine(request_id="\x00" * 256, event=event))
         assert len(line) <= 64 * 1024
 

@@ -260,7 +260,7 @@ async def test_waiting_for_a_lock_ends_when_it_is_free(world: World):
     waiting = asyncio.create_task(
         world.claims.claim(wire.Claim(kind="lock", id="lock", holder="b", wait=60.0), world.me, set())
     )
-    while not world.claims._lines.get("lock"):
+    while not world.claims._lines:
         await asyncio.sleep(0)
     await world.write(wire.Release(kind="lock", id="lock", token=token or 0))
     assert [row.token for row in (await waiting).rows] == [2]
@@ -292,3 +292,77 @@ async def test_those_who_wait_for_a_queue_are_served_in_the_order_they_came(worl
         await world.caught_up()
         got = await waiting[number]
         assert [row.id for row in got.rows] == [f"job-{number}"]
+
+
+async def test_a_daemon_that_stood_still_itself_does_not_count_the_time(world: World):
+    token = await world.lock(ttl=10.0)
+    await world.round()
+    world.clock.forward(60.0)
+    world.store.leases.forgive(58.0)
+    assert (await world.round()).lapsed == 0
+    assert (await world.renew("lock", token or 0)).token == 1
+
+
+async def test_leases_that_were_given_back_leave_nothing_behind(world: World):
+    for number in range(1500):
+        token = await world.lock(f"l{number % 3}", ttl=86_400.0)
+        await world.write(wire.Release(kind="lock", id=f"l{number % 3}", token=token or 0))
+    assert len(world.store.leases) == 0
+    assert len(world.store.leases._ends) < 1100
+    assert not world.store.leases._by_origin
+
+
+async def test_deletes_and_events_can_be_guarded_too(world: World):
+    await world.lock()
+    for token, refused in ((9, True), (1, False)):
+        for request in (
+            wire.Emit(kind="lock", id="lock", event=wire.Told("x"), token=token),
+            wire.Delete(kind="lock", id="lock", token=token),
+        ):
+            if refused:
+                assert await code_of(world.write(request)) == "lease_lost"
+            else:
+                await world.write(request)
+
+
+async def test_a_token_does_not_come_again_when_an_id_does(world: World):
+    await world.create("a")
+    (claimed,) = await world.claim()
+    await world.write(wire.Delete(id="a"))
+    world.clock.forward(30 * 86_400)
+    await world.caught_up()
+    await world.duties.sweep()
+    assert await world.row("a") is None
+    await world.create("a")
+    (again,) = await world.claim()
+    assert again["lease"]["token"] > claimed["lease"]["token"]
+    assert await code_of(world.update("a", token=claimed["lease"]["token"], late=True)) == "lease_lost"
+
+
+async def test_eight_who_wait_get_eight_records_however_they_come(world: World):
+    for round_ in range(5):
+        waits: list[set[asyncio.Future[None]]] = [set() for _ in range(8)]
+        claims = [
+            asyncio.create_task(world.claims.claim(wire.Claim(holder="w", wait=60.0), world.me, wait)) for wait in waits
+        ]
+        while not all(waits):
+            await asyncio.sleep(0)
+        for number in range(8):
+            await world.create(f"job-{round_}-{number}")
+        got = [row.id for claimed in await asyncio.gather(*claims) for row in claimed.rows]
+        assert len(got) == len(set(got)) == 8
+
+
+async def test_a_waiting_claim_gets_only_what_still_passes_its_filter(world: World):
+    waits: set[asyncio.Future[None]] = set()
+    request = wire.Claim(holder="w", filter={"labels": {"z": "1"}}, wait=60.0)
+    waiting = asyncio.create_task(world.claims.claim(request, world.me, waits))
+    while not waits:
+        await asyncio.sleep(0)
+    if world.engine.immediate:
+        world.store.write_now(wire.Create(job={"uuid": "a", "status": "QUEUED", "labels": {"z": "1"}}), world.me)
+        world.store.write_now(wire.Update(job_id="a", job={"labels": {"z": "2"}}), world.me)
+    else:
+        await world.create("a", labels={"z": "2"})
+    await world.create("b", labels={"z": "1"})
+    assert [row.id for row in (await waiting).rows] == ["b"]

@@ -6,11 +6,12 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from statesvc.store import readiness
 from statesvc_client import wire
-from statesvc_client.errors import StateError
+from statesvc_client.errors import StateError, Unavailable
 from tests.store.conftest import World, code_of
 
 
@@ -505,3 +506,156 @@ async def test_jobs_are_never_removed_with_their_owner(world: World):
     await world.create("b", status="RUNNING", owner="job/a")
     await world.pass_by(60)
     assert await world.status("b") == "RUNNING"
+
+
+# --- nothing in the way of the others ------------------------------------------------------------------------------
+
+
+async def test_a_record_of_the_largest_size_is_claimed_lapses_and_times_out_like_any_other(world: World):
+    world.store.limits = msgspec.structs.replace(world.store.limits, record_bytes=8_000)
+    empty = len((await world.row_of_new("probe", command="")).body)
+    for name in ("big-1", "big-2"):
+        await world.create(name, command="x" * (8_000 - empty - 60), timeout=10, priority="critical")
+    await world.create("small")
+    claimed = await world.claim(limit=9, ttl=5.0)
+    assert names(claimed)[:2] == ["big-1", "big-2"]
+    await world.pass_by(6)
+    assert await world.status("big-1") == "QUEUED"
+    await world.claim(limit=9, ttl=600.0)
+    assert (await world.pass_by(11)).timed_out == 2
+
+
+async def test_a_claim_is_told_why_when_nothing_could_be_taken(world: World):
+    await world.create("a")
+    await world.create("b")
+    assert await code_of(world.claim(record={"priority": "odd"})) == "bad_request"
+    assert [await world.status(name) for name in "ab"] == ["QUEUED", "QUEUED"]
+
+
+async def test_what_a_failed_round_did_not_do_is_done_by_the_next(world: World, monkeypatch):
+    for number in range(150):
+        await world.create(f"j{number:03}", maxRetries=5)
+    await world.claim(limit=100, ttl=5.0)
+    await world.create("due", startAfter=world.text(6))
+    await world.create("child", dependsOn=["parent"])
+    await world.create("parent", status="RUNNING")
+    await world.round()
+    await world.update("parent", status="COMPLETED")
+    attempt, calls = world.store.attempt, iter(range(10_000))
+
+    async def failing(keys, decide):
+        if next(calls) >= 40:
+            raise Unavailable("the disk is full")
+        return await attempt(keys, decide)
+
+    monkeypatch.setattr(world.store, "attempt", failing)
+    world.clock.forward(7)
+    for _ in range(3):
+        with pytest.raises(StateError):
+            await world.round()
+    monkeypatch.setattr(world.store, "attempt", attempt)
+    world.clock.forward(2)
+    await world.round()
+    assert len(await world.claim(limit=100)) == 100
+    assert len(names(await world.claim(limit=100))) == 52
+
+
+async def test_a_chain_of_dependents_fails_in_one_round(world: World):
+    await world.create("j0", status="RUNNING")
+    for number in range(1, 40):
+        await world.create(f"j{number}", dependsOn=[f"j{number - 1}"])
+    await world.round()
+    await world.update("j0", status="FAILED")
+    await world.round()
+    if world.engine.immediate:
+        assert await world.status("j39") == "FAILED"
+
+
+async def test_a_record_does_not_depend_on_itself(world: World):
+    assert await code_of(world.create("a", dependsOn=["b", "a"])) == "bad_request"
+
+
+async def test_a_dependent_that_comes_back_does_not_wait_for_what_is_long_gone(world: World):
+    await world.create("p", status="COMPLETED")
+    await world.create("child", dependsOn=["p"])
+    await world.round()
+    await world.claim(ttl=5.0)
+    await world.write(wire.Delete(id="p"))
+    world.clock.forward(30 * 86_400)
+    await world.caught_up()
+    await world.duties.sweep()
+    assert await world.row("p") is None
+    assert names(await world.claim()) == ["child"]
+
+
+# --- claimed by id -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["release", "lapse"])
+@pytest.mark.parametrize("status", ["QUEUED", "PENDING", None])
+async def test_cancelling_what_is_claimed_by_id_sticks_too(world: World, by: str, status: str | None):
+    await world.create("a", status=status)
+    await world.claim(id="a", ttl=5.0)
+    assert (await world.write(wire.Cancel(id="a")))["cancelRequested"] is True
+    if by == "release":
+        await world.write(wire.Release(id="a", token=1))
+    else:
+        await world.pass_by(6)
+    assert await world.status("a") == "CANCELED"
+    assert await world.claim() == []
+
+
+@pytest.mark.parametrize("by", ["release", "lapse"])
+async def test_what_is_claimed_by_id_before_it_runs_stays_where_it_was(world: World, by: str):
+    await world.create("a", status="PENDING")
+    await world.claim(id="a", ttl=5.0)
+    if by == "release":
+        await world.write(wire.Release(id="a", token=1))
+    else:
+        await world.pass_by(6)
+    assert await world.status("a") == "PENDING"
+
+
+async def test_what_was_taken_in_another_state_is_not_run_more_often_than_it_may(world: World):
+    await world.create("a", maxRetries=0)
+    await world.claim(status="INITIALIZING", ttl=5.0)
+    await world.pass_by(6)
+    assert await world.status("a") == "FAILED"
+
+
+async def test_what_is_being_stopped_does_not_come_back_to_life(world: World):
+    for name in ("late", "failed"):
+        await world.create(name, timeout=10, maxRetries=3)
+        await world.claim(ttl=600.0)
+        await world.update(name, status="STOPPING")
+    await world.write(wire.Release(id="failed", token=1, status="FAILED"))
+    assert await world.status("failed") == "FAILED"
+    await world.pass_by(11)
+    assert await world.status("late") == "TIMEOUT"
+
+
+async def test_a_time_given_at_birth_is_no_run(world: World):
+    await world.create("a", status="SCHEDULED", scheduledAt=world.text(10), startedAt=world.text(-100))
+    await world.pass_by(11)
+    assert names(await world.claim()) == ["a"]
+
+
+async def test_a_release_names_an_end_or_the_queue(world: World):
+    await world.create("a")
+    await world.claim()
+    assert await code_of(world.write(wire.Release(id="a", token=1, status="RUNNING"))) == "bad_request"
+    assert (await world.write(wire.Release(id="a", token=1, status="queued")))["status"] == "QUEUED"
+
+
+async def test_retrying_takes_the_lease_from_whoever_still_has_it(world: World):
+    await world.create("a")
+    await world.claim()
+    await world.update("a", status="FAILED")
+    assert "lease" not in await world.write(wire.Retry(id="a"))
+    assert names(await world.claim()) == ["a"]
+
+
+async def test_an_empty_id_is_no_claim_by_filter(world: World):
+    await world.create("a")
+    assert await code_of(world.claim(job_id="")) == "bad_request"
+    assert await world.status("a") == "QUEUED"
