@@ -25,7 +25,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
-"""Seen in get and list only."""
+"""Seen in get, list and claim only."""
 
 OWN_BYTES = 4096
 """What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
