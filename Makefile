@@ -16,10 +16,10 @@ PROJECT_FILES := pyproject.toml client/pyproject.toml client/statesvc_client/_ve
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check lint types imports format docs pins clean
+.PHONY: help setup run test test-long check lint types imports format docs pins clean
 
 help: ## Show what can be done
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/dev.stamp ## Make .venv with everything for development
 
@@ -30,6 +30,9 @@ run: $(VENV)/run.stamp ## Run the daemon in the foreground, on SQLite below var/
 
 test: $(VENV)/dev.stamp ## Run the tests; PYTEST_ARGS="-k name" chooses
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: $(VENV)/dev.stamp ## The same, with every example on every engine
+	STATESVC_TEST_LONG=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: lint types imports test ## The gate: format, lint, types, import direction, tests with warnings as errors
 

@@ -31,6 +31,8 @@ class Answer(NamedTuple):
     """Nothing more is read from this connection."""
     weight: int = 0
     """Bytes it holds in memory besides its line: the record that a silent answer is about."""
+    failed: bool = False
+    """It says why the request did not succeed."""
     sent: Callable[[], None] | None = None
     """Is told once the line is on its way: from then on lines may follow that belong to the request."""
 
@@ -119,16 +121,26 @@ class Session:
     def admit(self, request: wire.Write) -> bool:
         """Let a numbered write pass in order. Returns whether its seq has passed here before, unannounced."""
         seq = request.seq
-        if self.stopped_at is not None:
-            if seq is None or seq > self.stopped_at:
-                raise Unavailable(f"write {self.stopped_at} failed and must be sent again before any later one")
-            if seq == self.stopped_at:
-                self.stopped_at = None
+        self.check_order(request)
+        if seq is not None and seq == self.stopped_at:
+            self.stopped_at = None
         if seq is None or not self.caller.client:
             return False
         replayed = seq <= self.last_seq and not request.again
         self.last_seq = max(self.last_seq, seq)
         return replayed
+
+    def check_order(self, request: wire.Write) -> None:
+        """Refuse a write that stands behind one that failed."""
+        if self.stopped_at is not None and (request.seq is None or request.seq > self.stopped_at):
+            raise Unavailable(f"write {self.stopped_at} failed and must be sent again before any later one")
+
+    def overtakes(self, answer: Answer) -> bool:
+        """Whether a write that went well stands behind one that has to be sent again."""
+        request = answer.request
+        if self.stopped_at is None or answer.failed or not isinstance(request, wire.Write) or request.seq is None:
+            return False
+        return request.seq > self.stopped_at
 
     def failed(self, request: Request | None, error: StateError) -> None:
         """Note a write that did not get through: those behind it have to wait for it."""
@@ -138,6 +150,12 @@ class Session:
         if self.stopped_at is None or seq <= self.stopped_at:
             self.stopped_at = seq
             self.last_seq = seq - 1
+
+
+class Meanwhile(NamedTuple):
+    """An answer that takes time, while requests behind it may begin already."""
+
+    answer: Awaitable[Answer]
 
 
 Handler = Callable[[Any, Session], Answer | Awaitable[Answer]]

@@ -19,10 +19,13 @@ from statesvc_client import wire
 from statesvc_client.errors import TooLarge
 from statesvc_client.framing import LineSplitter
 
-from .answers import Answer, Session
+from .answers import Answer, Meanwhile, Session
 from .dispatch import Dispatcher
 from .store.batches import Batch
 from .store.writes import Caller
+
+OVERLAPPING = 256
+"""Requests of one connection that are under way at once, where they may be."""
 
 TURN = 128
 """Frames answered before other connections get their turn: about a millisecond."""
@@ -38,6 +41,15 @@ class Bounds(NamedTuple):
     stalled_output_seconds: float
 
 
+class _Coming:
+    """The place in line of an answer that takes time. Until it is there, nothing behind it is sent."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+
+
 class Connection(asyncio.Protocol):
     """The protocol of one connected client."""
 
@@ -50,10 +62,13 @@ class Connection(asyncio.Protocol):
         self._session = Session(self, caller)
         self._splitter = LineSplitter(bounds.frame_bytes)
         self._frames: deque[bytes] = deque()
-        self._line: deque[Answer] = deque()
+        self._line: deque[Answer | _Coming] = deque()
         self._line_bytes = 0
         self._last_batch: Batch | None = None
         self._task: asyncio.Task[None] | None = None
+        """The request that all behind it wait for."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Requests that go side by side."""
         self._turn_planned = False
         self._reading = True
         self._writable = True
@@ -123,18 +138,24 @@ class Connection(asyncio.Protocol):
         """Send what can be sent, which makes room; answer what has arrived, as far as there is; send that."""
         # First also because a write whose commit failed holds back the frames behind it: it is noted by sending it.
         self._send()
-        turn = TURN
+        turn, barred = TURN, False
         while self._frames and self._task is None and self._may_go_on() and turn:
             turn -= 1
-            answer = self._dispatcher.answer(self._frames.popleft(), self._session)
+            answer = self._dispatcher.answer(self._frames[0], self._session, busy=bool(self._tasks))
+            if answer is None:
+                barred = True
+                break
+            self._frames.popleft()
             if type(answer) is Answer:
                 self._enqueue(answer)
+            elif type(answer) is Meanwhile:
+                self._begin(answer.answer)
             else:
                 self._task = asyncio.get_running_loop().create_task(self._finish(answer))  # type: ignore[arg-type]
         if self._splitter.too_large and not self._frames and self._task is None and self._may_go_on():
             self._enqueue(self._too_large())
         self._send()
-        if self._frames and self._task is None and self._may_go_on():
+        if self._frames and not barred and self._task is None and self._may_go_on():
             self._plan_turn()
         self._regulate_reading()
 
@@ -148,11 +169,15 @@ class Connection(asyncio.Protocol):
             and not self._discarding
             and not self._is_last()
             and len(self._line) < self._bounds.requests_in_flight
+            and len(self._tasks) < OVERLAPPING
             and self._line_bytes < self._bounds.output_bytes
         )
 
     def _is_last(self) -> bool:
-        return bool(self._line) and self._line[-1].final
+        if not self._line:
+            return False
+        last = self._line[-1]
+        return type(last) is Answer and last.final
 
     def _plan_turn(self) -> None:
         if not self._turn_planned:
@@ -168,6 +193,23 @@ class Connection(asyncio.Protocol):
         self._enqueue(await answer)
         self._task = None
         self._answer_frames()
+
+    def _begin(self, answer: Awaitable[Answer]) -> None:
+        """Let a request go on while others begin; its answer keeps its place."""
+        place = _Coming()
+        self._line.append(place)
+        task = asyncio.get_running_loop().create_task(self._complete(place, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._completed)
+
+    async def _complete(self, place: _Coming, coming: Awaitable[Answer]) -> None:
+        answer = place.answer = await coming
+        self._line_bytes += len(answer.line) + answer.weight
+
+    def _completed(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # Many end in one turn of the loop: they are sent together.
+        self._plan_turn()
 
     def _too_large(self) -> Answer:
         error = TooLarge(f"a frame must not exceed {self._bounds.frame_bytes} bytes; the connection ends here")
@@ -207,12 +249,14 @@ class Connection(asyncio.Protocol):
         final = False
         begun: list[Callable[[], None]] = []
         line = self._line
-        while line and (line[0].after is None or line[0].after.settled):
-            answer = line.popleft()
+        while line and (answer := _ready(line[0])) is not None:
+            line.popleft()
             self._line_bytes -= len(answer.line) + answer.weight
             batch = answer.after
             if batch is not None and batch.failure is not None:
                 answer = self._dispatcher.failure(answer.request, self._session, batch.failure)
+            elif self._session.stopped_at is not None and self._session.overtakes(answer):
+                answer = self._dispatcher.overtook(answer, self._session)
             self._put(answer, out)
             final = final or answer.final
             if answer.sent is not None:
@@ -306,8 +350,9 @@ class Connection(asyncio.Protocol):
         """Close at once; done when nothing of this connection is under way any more."""
         self._transport.abort()
         await asyncio.wait([self._gone])
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        under_way = [*self._tasks, *([] if self._task is None else [self._task])]
+        if under_way:
+            await asyncio.wait(under_way)
 
     def finish(self) -> Awaitable[None]:
         """Answer what has been read, take no more, close. Returns what to wait for."""
@@ -331,6 +376,12 @@ class Connection(asyncio.Protocol):
             self._session.leave()
             self._answer_frames()
         return None
+
+
+def _ready(place: Answer | _Coming) -> Answer | None:
+    """The answer to be sent from this place, once it can be."""
+    answer = place if type(place) is Answer else place.answer  # type: ignore[union-attr]
+    return None if answer is None or (answer.after is not None and not answer.after.settled) else answer
 
 
 def _hung_up(transport: asyncio.Transport) -> bool:

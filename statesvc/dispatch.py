@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from statesvc_client import __version__, wire
-from statesvc_client.errors import BadRequest, Denied, Internal, StateError
+from statesvc_client.errors import BadRequest, Denied, Internal, StateError, Unavailable
 from statesvc_client.wire import Limits, Malformed, Reply, Request
 
 from . import logs
-from .answers import Answer, Handler, Session, failed, put_record, replied, succeeded
+from .answers import Answer, Handler, Meanwhile, Session, failed, put_record, replied, succeeded
 from .handlers.administering import AdministrationHandlers
 from .handlers.following import FollowHandlers, Watching
 from .handlers.leases import LeaseHandlers
@@ -29,6 +29,12 @@ from .store.listing import Paging
 from .store.store import Store
 
 log = logs.get(__name__)
+
+OVERLAPPING: frozenset[type[Request]] = frozenset(
+    {wire.Create, wire.Update, wire.Delete, wire.Release, wire.Cancel, wire.Retry, wire.Get}
+)
+"""Requests about one record. On a shared engine each takes a journey or two, so those of one connection go side by
+side; the store keeps the order of those about the same record."""
 
 
 class Dispatcher:
@@ -51,6 +57,7 @@ class Dispatcher:
         self._ready = ready
         self._health = health
         self._sessions: dict[str, Session] = {}
+        self._overlapping = frozenset[type[Request]]() if store.engine.immediate else OVERLAPPING
         records = RecordHandlers(store, limits, paging, self.failure)
         self._handlers: dict[type[Request], Handler] = {
             wire.Hello: self._hello,
@@ -67,13 +74,18 @@ class Dispatcher:
         """What to wait for before more frames are taken, if anything."""
         return self._store.commits.full
 
-    def answer(self, frame: bytes, session: Session) -> Answer | Awaitable[Answer]:
-        """The answer to one frame, or a promise of it. Never raises."""
+    def answer(
+        self, frame: bytes, session: Session, *, busy: bool = False
+    ) -> Answer | Meanwhile | Awaitable[Answer] | None:
+        """The answer to one frame, or a promise of it. Never raises. While requests of the connection are under way
+        that let others begin (`busy`), None means: not this one, offer it again when they are over."""
         try:
             request = wire.decode_request(frame, self._limits)
         except Malformed as bad:
             line = wire.encode_line(failed(bad.op, bad.request_id, bad.error, bad.seq))
             return Answer(line, final=bad.error.code == "too_large")
+        if busy and type(request) not in self._overlapping:
+            return None
         if type(request) is wire.Ping:
             return Answer(wire.encode_line(Reply(request_id=request.request_id, success=True)))
         if type(request) is wire.Health:
@@ -81,7 +93,10 @@ class Dispatcher:
         opening = self._ready()
         if opening is not None:
             return self._once_ready(opening, request, session)
-        return self._handle(request, session)
+        answer = self._handle(request, session)
+        if type(answer) is not Answer and type(request) in self._overlapping:
+            return Meanwhile(answer)  # type: ignore[arg-type]
+        return answer
 
     def _handle(self, request: Request, session: Session) -> Answer | Awaitable[Answer]:
         try:
@@ -119,7 +134,12 @@ class Dispatcher:
         reply = failed(op, request_id, error, seq)
         if error.record is not None and request is not None:
             put_record(reply, request.kind, error.record)
-        return Answer(wire.encode_line(reply), request=request)
+        return Answer(wire.encode_line(reply), request=request, failed=True)
+
+    def overtook(self, answer: Answer, session: Session) -> Answer:
+        """What is said of a write that went well behind one that did not: send both again, the first one first."""
+        why = f"write {session.stopped_at} failed and must be sent again before any later one"
+        return self.failure(answer.request, session, Unavailable(why, outcome="unknown"))
 
     # --- handlers --------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from statesvc_client import __version__, wire
@@ -24,6 +25,7 @@ from statesvc_client.errors import Busy, Denied, StateError, Unavailable
 from . import backends, logs
 from .backends.port import DataCorrupt, Engine, EngineBroken, Unit
 from .config import identities
+from .config.model import DAY_SECONDS
 from .connection import Bounds, Connection
 from .dispatch import Dispatcher
 from .handlers.administering import AdministrationHandlers
@@ -34,11 +36,14 @@ from .process.notify import Notifier, activated_socket, watchdog_interval
 from .process.parent import watch_parent
 from .process.peers import Access, Peer, peer_credentials
 from .store.administration import Administration
+from .store.adopting import adopted
 from .store.allocation import Pools
 from .store.claims import Claims
 from .store.duties import Duties
 from .store.health import Facts, Health, space_of
+from .store.heeding import Heeding
 from .store.kinds import Kinds
+from .store.leases import Leases
 from .store.listing import Paging
 from .store.retention import Kept, Retention
 from .store.store import Store
@@ -106,10 +111,13 @@ class Server:
         )
         self._access = Access(identities.allowed_uids(settings.access), identities.allowed_gids(settings.access))
         claims = Claims(self._store)
-        kept = Kept(**{name: getattr(settings.retention, name) for name in Kept._fields})
+        kept = _kept(settings)
         self._upkeep = Duties(self._store, claims, Retention(self._store, kept))
         self._administration = Administration(self._store, settings.data)
         self._administration.restored.append(self._upkeep.start_over)
+        self._heeding = Heeding(self._store)
+        engine.adopt = partial(adopted, self._store)
+        engine.began_anew = self._began_anew
         self._pools = Pools(self._store)
         self._health = Health(self._store, self._facts())
         self._duties_hear = self._store.commits.committed
@@ -342,7 +350,18 @@ class Server:
     async def _keep_up(self) -> None:
         """Look after leases, queues and what is old, once there is something to look after."""
         await self._opened.wait()
-        await asyncio.gather(self._upkeep.run(), self._upkeep.follow())
+        await asyncio.gather(self._upkeep.run(), self._upkeep.follow(), self._heeding.run())
+
+    def _began_anew(self) -> None:
+        """Acknowledged state may be lost. Nothing that was known holds, and every client is to hear of it: they are
+        told by the hello they say next."""
+        if self._store.being_replaced:
+            return  # by a restore of our own, which tells everybody itself
+        log.warning("epoch_changed", epoch=self._engine.epoch, connections=len(self._connections))
+        self._store.leases = Leases(self._store.clock.steady)
+        self._upkeep.start_over()
+        for connection in list(self._connections):
+            connection.finish()
 
     # --- while serving ---------------------------------------------------------------------------------------------
 
@@ -396,6 +415,15 @@ class Server:
             await self._upkeep.stop()
             await self._store.stop()
         await self._engine.close()
+
+
+def _kept(settings: Settings) -> Kept:
+    """What is kept, and for how long. On an engine with days of its own for finished records the fewer count."""
+    kept = Kept(**{name: getattr(settings.retention, name) for name in Kept._fields})
+    storage = settings.storage
+    days = {"redis": storage.redis.ttl_days, "dynamodb": storage.dynamodb.ttl_enabled and storage.dynamodb.ttl_days}
+    seconds = (days.get(settings.backend) or 0) * DAY_SECONDS
+    return kept._replace(terminal_seconds=min(kept.terminal_seconds, seconds)) if seconds else kept
 
 
 async def _regularly(seconds: float, name: str, duty: Callable[[], Awaitable[None]]) -> None:

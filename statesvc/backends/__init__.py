@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 REGISTRY = {
     "memory": "statesvc.backends.memory:from_settings",
     "sqlite": "statesvc.backends.sqlite:from_settings",
+    "redis": "statesvc.backends.redis:from_settings",
+    "dynamodb": "statesvc.backends.dynamodb:from_settings",
 }
 
 

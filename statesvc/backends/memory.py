@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .numbered import Growth, beyond_the_end, no_longer_kept, position_of
 from .ordering import Index, IndexName, index_name
-from .port import REMOVED, Cursor, Dump, Engine, Event, Key, LogEntry, LogKept, Query, Result, Row, Unit
+from .port import REMOVED, Cursor, Dump, Engine, Event, Key, LogEntry, LogKept, Query, Result, Row, Stamp, Unit
 
 if TYPE_CHECKING:
     from ..config import Settings
@@ -65,15 +65,18 @@ class MemoryEngine(Engine):
         return [self._rows.get(key) for key in keys]
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
-        results = [self._apply(unit) for unit in batch]
+        lost: set[tuple[Key, Stamp | None]] = set()
+        results = [self._apply(unit, lost) for unit in batch]
         self._log.trim()
         return results
 
-    def _apply(self, unit: Unit) -> Result:
+    def _apply(self, unit: Unit, lost: set[tuple[Key, Stamp | None]]) -> Result:
+        """`lost` is what units before it would have made, and did not."""
         rows = self._rows
         for row, expects, _ in unit:
             stored = rows.get(row.key)
-            if (None if stored is None else stored.stamp) != expects:
+            if (None if stored is None else stored.stamp) != expects or (row.key, expects) in lost:
+                lost.update((write.row.key, write.row.stamp) for write in unit)
                 return "conflict"
         for row, _, event in unit:
             if event is not None:

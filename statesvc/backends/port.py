@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from statesvc_client.errors import StateError
 
 Key = tuple[str, str]
 """Kind and id of a record."""
@@ -128,10 +130,13 @@ class Write(NamedTuple):
 Unit = tuple[Write, ...]
 """Writes that happen together or not at all."""
 
-UNIT_WRITES = 100
-"""Writes a unit may hold: what the narrowest engine takes in one transaction. The rules never make a larger one."""
+UNIT_WRITES = 64
+"""Writes a unit may hold. The narrowest engine takes 100 items in one transaction, log entries and some of the index
+included. The rules never make a larger one."""
 
-Result = Literal["applied", "conflict", "unknown"]
+Result = Literal["applied", "conflict", "unknown"] | StateError
+"""What became of a unit. An error is why this one alone failed, such as a record too large for the engine; its
+`outcome` tells whether it may have been applied all the same."""
 
 
 class LogEntry(NamedTuple):
@@ -187,6 +192,15 @@ class LogKept(NamedTuple):
     most_bytes: int
 
 
+class Step(NamedTuple):
+    """One thing an engine needs from outside, such as a table, and how it stands with it."""
+
+    what: str
+    state: Literal["there", "made", "missing", "wrong"]
+    """`missing` is what would be made, were this not a dry run; `wrong` is what somebody has to put right."""
+    detail: str = ""
+
+
 class DataCorrupt(Exception):
     """What is stored cannot be trusted: which file, what was found, what to do. The daemon refuses to serve it."""
 
@@ -201,13 +215,20 @@ class Engine(ABC):
     `immediate` engines answer `peek` at once and never see a conflict from elsewhere, because this process owns their
     data. Others answer only through `get`, and every commit may lose a race.
     A failed commit raises an error of the client's tree with its true outcome; a driver's own error never leaves.
+    Every call that leaves the process has a deadline: an engine that is away or hangs answers `Unavailable` in time.
     """
 
     name: ClassVar[str]
     immediate: ClassVar[bool] = False
+    side_by_side: int = 1
+    """Commits that may be under way at once. Units that share a record are never in two of them."""
     durability: str
     epoch: str
     broke: Callable[[EngineBroken], None] = staticmethod(lambda _: None)
+    began_anew: Callable[[], None] = staticmethod(lambda: None)
+    """Is told after `epoch` has changed under a running daemon: acknowledged state may have been lost."""
+    adopt: Callable[[Key, bytes], Row] = staticmethod(lambda _key, _body: _nobody_adopts())
+    """Makes the row of a record that came into the store by another hand, from its id and its JSON: revision 0."""
 
     def on_broken(self, tell: Callable[[EngineBroken], None]) -> None:
         """Whom to tell when the engine can no longer serve."""
@@ -227,6 +248,16 @@ class Engine(ABC):
     @abstractmethod
     async def ping(self) -> None:
         """Raise unless a read would work now."""
+
+    async def prepare(self, *, dry_run: bool) -> list[Step]:  # noqa: ARG002 - most engines need nothing
+        """Make what the engine needs from outside, or with `dry_run` only look; call it instead of `open`."""
+        return []
+
+    async def assure(self) -> None:  # noqa: B027 - where a commit that can be read is as safe as it gets, nothing is left
+        """Return once everything that can be read now is as safe as `durability` says; raises when it is not in time.
+
+        A commit that answers `applied` is. One whose answer was lost may be readable and not yet that safe.
+        """
 
     def peek(self, key: Key) -> Row | None:
         """The newest committed row, tombstones included, without waiting. Immediate engines only."""
@@ -254,7 +285,9 @@ class Engine(ABC):
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
         """Apply units, each wholly or not at all, each on its own; they are then as safe as `durability` says.
 
-        Units of one batch that share a record are applied in their order, so that one may build on the one before.
+        Units of one batch that share a record are applied in their order, so that one may build on the one before. One
+        that expects the stamp of a row which an earlier unit of the batch would have made, and did not, is `conflict`
+        even if the stored row carries that stamp: it is another's, made meanwhile, and not what was built on.
         `conflict` means that nothing of the unit is stored; `unknown` that a read has to tell. A unit of more than
         `UNIT_WRITES` may be refused with `BadRequest`, and then nothing of the batch is stored.
         """
@@ -268,6 +301,11 @@ class Engine(ABC):
     @abstractmethod
     async def position(self) -> Cursor:
         """The place behind the newest committed entry."""
+
+    async def position_for_queries(self) -> Cursor:
+        """A place behind which every entry is that a query made after this call may miss. Where queries see everything
+        committed that is `position`; elsewhere it lies as far back as queries may."""
+        return await self.position()
 
     @abstractmethod
     async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
@@ -315,3 +353,7 @@ class Engine(ABC):
     def measures(self) -> dict[str, int]:
         """Figures for people: sizes in bytes, entries waiting. Names are camelCase."""
         return {}
+
+
+def _nobody_adopts() -> NoReturn:
+    raise NotImplementedError("whoever opens an engine with records of other hands says how they are adopted")

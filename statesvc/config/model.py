@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-KNOWN_BACKENDS = ("memory", "sqlite")
+KNOWN_BACKENDS = ("memory", "sqlite", "redis", "dynamodb")
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -123,26 +123,52 @@ class Sqlite(Struct, frozen=True):
 
 
 class Dynamodb(Struct, frozen=True):
-    """Joblet's keys, so that its file loads; they take effect with the engine."""
+    """Joblet's table and its companion. Credentials come by the usual chain: environment, profile, instance role."""
 
     region: str = ""
+    endpoint: str = ""
     table_name: str = "joblet-jobs"
+    # Empty: the name of the table with "-statesvc" behind it.
+    companion_table: str = ""
     ttl_enabled: bool = True
     ttl_attribute: str = "expiresAt"
     ttl_days: CountOrZero = 30
     read_capacity: CountOrZero = 5
     write_capacity: CountOrZero = 5
+    # What one request of a client may take, throttling and repeated tries included.
+    timeout_seconds: Seconds = 10.0
+    connections: Annotated[int, Meta(ge=1, le=1024)] = 32
+    # How far a list may lag behind the newest commit; what a watch from `asOf` goes back.
+    index_lag_seconds: SecondsOrNone = 5.0
 
 
 class Redis(Struct, frozen=True):
-    """Joblet's keys, so that its file loads; they take effect with the engine."""
+    """One master, found directly, through Sentinel or in a Cluster; everything of a namespace is in one hash slot."""
 
+    # host:port, several with commas between them (Sentinels, or nodes of a Cluster), or the path of a Unix socket.
     endpoint: str = "localhost:6379"
+    username: str = ""
     password: Secret | None = None
     password_file: Path | None = None
     db: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    namespace: Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$", description="1 to 64 of A-Z a-z 0-9 _ . : -")] = (
+        "statesvc"
+    )
     ttl_days: CountOrZero = 30
     tls: bool = False
+    tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    # The name Sentinel knows the master by; empty: no Sentinel.
+    sentinel_master: str = ""
+    sentinel_username: str = ""
+    sentinel_password_file: Path | None = None
+    wait_replicas: Annotated[int, Meta(ge=0, le=100)] = 0
+    wait_seconds: Seconds = 1.0
+    # What the server's persistence amounts to, where it does not tell; "auto": the lowest it can be shown to be.
+    durability: Literal["auto", "memory", "os", "disk", "replicated"] = "auto"
+    # What one request of a client may take, repeated tries included.
+    timeout_seconds: Seconds = 5.0
 
 
 class Storage(Struct, frozen=True):

@@ -74,6 +74,17 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> L
     return Loaded(settings, origins, file)
 
 
+def from_values(values: Mapping[str, Any], origin: str) -> Settings:
+    """The defaults with these values (by dotted key) put in, and nothing else: no file, no environment."""
+    known = dict(leaves())
+    problems = [unknown_key(key, origin, list(known)) for key in values if key not in known]
+    winners = {key: Given(key, value, origin) for key, value in values.items() if key in known}
+    settings = _settings(winners, known, problems)
+    if problems:
+        raise BadConfiguration(problems)
+    return settings
+
+
 def _everything_given(
     file: Path | None,
     environ: Mapping[str, str],

@@ -6,6 +6,7 @@ Owns the shape of their replies. Must not decide anything about a record.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from statesvc_client import wire
@@ -17,8 +18,9 @@ from ..backends.port import Row
 from ..store.following import place_of
 from ..store.leasing import lease_of
 from ..store.listing import ENVELOPE_BYTES, Paging, list_records
+from ..store.racing import Decided, Precedence
 from ..store.records import decode, without_secrets
-from ..store.store import Decided, PointWrite, Store
+from ..store.store import PointWrite, Store
 from ..store.syncing import SyncReport, sync
 
 Item = TypeVar("Item")
@@ -54,7 +56,9 @@ class RecordHandlers:
 
     async def _write(self, request: PointWrite, session: Session) -> Answer:
         replayed = session.admit(request)
-        return self.written(request, session, await self._store.write(request, session.caller, replayed=replayed))
+        precedence = Precedence(partial(session.check_order, request), partial(session.failed, request), session)
+        decided = await self._store.write(request, session.caller, replayed=replayed, precedence=precedence)
+        return self.written(request, session, decided)
 
     def written(self, request: PointWrite, session: Session, decided: Decided) -> Answer:
         if decided.refused is not None:
@@ -93,8 +97,8 @@ class RecordHandlers:
     def _get_now(self, request: wire.Get, _: Session) -> Answer:
         return _found(request, self._store.get_now(request))
 
-    async def _get(self, request: wire.Get, _: Session) -> Answer:
-        return _found(request, await self._store.get(request))
+    async def _get(self, request: wire.Get, session: Session) -> Answer:
+        return _found(request, await self._store.get(request, session))
 
     async def _list(self, request: wire.List, session: Session) -> Answer:
         page = await list_records(self._store, request, session.caller, self._paging)

@@ -16,8 +16,9 @@ from ..backends.port import Row
 from ..store.allocation import Pools
 from ..store.deduplication import may_be_guarded
 from ..store.listing import ENVELOPE_BYTES
+from ..store.racing import Decided
 from ..store.records import without_secrets
-from ..store.store import Decided, Store
+from ..store.store import Store
 from ..store.transactions import Refused, Transacted, transact
 from .records import RecordHandlers
 

@@ -18,8 +18,8 @@ the rows wholly or not at all; if it does not, what was there is served on. Afte
               needs not know of it.
     marks     are as in the snapshot: a write sent again is recognised if the snapshot has it, and taken if not.
 
-Freezing is a row of its own, so that it holds after a restart. On a shared engine it holds for this daemon at once, and
-for another from its next start.
+Freezing is a row of its own, so that it holds after a restart. On a shared engine it holds for this daemon at once; the
+others heed it (heeding.py), and `freeze` returns when they have.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from ..backends.port import DataCorrupt, Dump, Row
 from . import own, places
 from .batches import Bar
 from .checking import Findings, Tell, check
+from .heeding import FROZEN, SETTLE_SECONDS, TRUST_SECONDS
 from .leases import Leases
 from .places import Place
 from .snapshots import BLOCK_BYTES, Footer, Header, Reader, Writer
@@ -50,7 +51,6 @@ from .store import Store
 
 log = logs.get(__name__)
 
-FROZEN = Bar("the store is frozen: writes are taken again after thaw")
 REPLACED = Bar("everything is being replaced by a snapshot: send the write again in a moment", even_hidden=True)
 
 TOKEN_STEP = 2**32
@@ -244,6 +244,8 @@ class Administration:
             await own.keep(self._store, own.row(self._store, own.FREEZE))
             self._store.commits.bar = FROZEN
             await self._store.commits.settled()
+            if not self._store.engine.immediate:
+                await asyncio.sleep(TRUST_SECONDS + SETTLE_SECONDS)
         log.warning("frozen", why="by order of an admin")
 
     async def thaw(self) -> None:

@@ -26,8 +26,9 @@ from . import queries, writes
 from .addresses import Pool, Taken, read_loosely, read_number, read_pool, text_of
 from .consistency import record_of
 from .leasing import is_leased, origin_of
+from .racing import ATTEMPTS
 from .records import MADE, checked_id, decode
-from .store import ATTEMPTS, Store
+from .store import Store
 from .turns import Turns
 from .writes import NOBODY, Caller, Subject, living
 

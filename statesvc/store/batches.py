@@ -2,6 +2,9 @@
 
 Owns the batch that is filling, the one under way, and the newest decided state of every record in them. Must not know
 what the writes mean. What arrives while a commit is under way is the next one, on every engine.
+
+On a shared engine several commits may be under way. Those that share a record still come one after the other: what is
+decided on a pending row waits until that row is settled, and is not tried if it did not come about.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from typing import NamedTuple
 
 from statesvc_client.errors import Internal, StateError, Unavailable
 
+from .. import logs
 from ..backends.port import Engine, Key, Result, Row, Unit
+
+log = logs.get(__name__)
 
 FULL_BYTES = 32 * 1024 * 1024
 """Records waiting for one commit. Beyond it connections stop taking frames until the batch is settled."""
@@ -22,7 +28,7 @@ FULL_BYTES = 32 * 1024 * 1024
 class Batch:
     """Writes that are committed by one call, and who waits for that."""
 
-    __slots__ = ("bytes", "failure", "listeners", "results", "settled", "units")
+    __slots__ = ("bytes", "failure", "foundations", "listeners", "results", "settled", "units")
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
@@ -31,9 +37,34 @@ class Batch:
         self.failure: StateError | None = None
         self.settled = False
         self.listeners: list[Callable[[], None]] = []
+        self.foundations: dict[int, list[tuple[Row, Batch]]] = {}
+        """On a shared engine: the pending rows a unit was decided on, and the commits they are in."""
+
+    def sound(self) -> list[bool]:
+        """For each unit, whether what it was decided on has come about in earlier commits, or may in this one."""
+        lost: set[int] = set()
+        verdicts: list[bool] = []
+        for place, unit in enumerate(self.units):
+            holds = all(
+                id(row) not in lost if batch is self else batch.applied(row)
+                for row, batch in self.foundations.get(place, ())
+            )
+            if not holds:
+                lost.update(id(write.row) for write in unit)
+            verdicts.append(holds)
+        return verdicts
 
     def settle(self, results: list[Result], failure: StateError | None) -> None:
         self.results, self.failure, self.settled = results, failure, True
+
+    def applied(self, row: Row) -> bool:
+        """Whether the unit that wrote this row was applied; call it once settled."""
+        written = (any(write.row is row for write in unit) for unit in self.units)
+        return any(was and result == "applied" for was, result in zip(written, self.results, strict=False))
+
+    def tell_failure(self, whom: Callable[[StateError], None]) -> None:
+        if self.failure is not None:
+            whom(self.failure)
 
     def tell(self) -> None:
         """Let those who wait go on."""
@@ -96,7 +127,7 @@ class GroupCommit:
     def add(self, unit: Unit) -> Batch:
         if self.bar is not None:
             self.bar.check(unit)
-        batch = self._filling
+        batch = self._batch_for(unit)
         batch.units.append(unit)
         for write in unit:
             row = write.row
@@ -105,6 +136,9 @@ class GroupCommit:
         self._wake.set()
         self.added(unit)
         return batch
+
+    def _batch_for(self, _: Unit) -> Batch:
+        return self._filling
 
     @property
     def full(self) -> Batch | None:
@@ -123,15 +157,23 @@ class GroupCommit:
             self._wake.clear()
             batch, self._filling = self._filling, Batch()
             self._under_way = batch
-            try:
-                results = await self._engine.commit(batch.units)
-            except StateError as failure:
-                self._fail(batch, failure)
-            except Exception as bug:  # noqa: BLE001 - an engine must not lose waiting clients by a bug of its own
-                self._fail(batch, Internal(f"the engine failed: {type(bug).__name__}", outcome="unknown"))
-            else:
-                self._settle(batch, results)
+            await self._commit(batch)
             self._under_way = None
+
+    async def _committed(self, batch: Batch) -> list[Result]:
+        return await self._engine.commit(batch.units)
+
+    async def _commit(self, batch: Batch) -> None:
+        try:
+            results = await self._committed(batch)
+        except StateError as failure:
+            self._fail(batch, failure)
+        except Exception as bug:
+            # An engine must not lose waiting clients by a bug of its own.
+            log.exception("engine_failed", backend=self._engine.name)
+            self._fail(batch, Internal(f"the engine failed: {type(bug).__name__}; see the log", outcome="unknown"))
+        else:
+            self._settle(batch, results)
 
     def _settle(self, batch: Batch, results: list[Result]) -> None:
         if self._engine.immediate and results.count("applied") != len(results):
@@ -140,12 +182,15 @@ class GroupCommit:
         else:
             self._done(batch, results)
 
-    def _done(self, batch: Batch, results: list[Result]) -> None:
+    def _forget_pending(self, batch: Batch) -> None:
         for unit in batch.units:
             for write in unit:
                 pending = self._pending.get(write.row.key)
                 if pending is not None and pending[1] is batch:
                     del self._pending[write.row.key]
+
+    def _done(self, batch: Batch, results: list[Result]) -> None:
+        self._forget_pending(batch)
         batch.settle(results, None)
         self.committed([unit for unit, result in zip(batch.units, results, strict=True) if result == "applied"])
         batch.tell()
@@ -161,6 +206,95 @@ class GroupCommit:
         # Both have failed before anyone hears of it: whoever goes on now must not decide on either.
         batch.tell()
         follower.tell()
+
+
+class SharedCommit(GroupCommit):
+    """The same for an engine that others write to, and that may take several commits at once: one that is slow does not
+    hold up the others."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._running: dict[Batch, asyncio.Task[None]] = {}
+        self._held: Batch | None = None
+        """What was decided on rows that are under way: it goes when they are settled."""
+        self._blockers: set[Batch] = set()
+
+    def _batch_for(self, unit: Unit) -> Batch:
+        founded = [found for write in unit if (found := self._pending.get(write.row.key)) is not None]
+        batch = self._filling
+        if any(each is not batch for _, each in founded):
+            batch = self._held = self._held or Batch()
+            self._blockers.update(each for _, each in founded if each is not batch)
+        if founded:
+            batch.foundations[len(batch.units)] = founded
+        return batch
+
+    @property
+    def full(self) -> Batch | None:
+        if self._held is not None and self._held.bytes >= FULL_BYTES:
+            return self._held
+        return super().full
+
+    async def settled(self) -> None:
+        for batch in [*self._running, self._filling, *([] if self._held is None else [self._held])]:
+            if batch.units:
+                await batch.wait()
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._filling.units and len(self._running) < self._engine.side_by_side:
+                batch, self._filling = self._filling, Batch()
+                self._run(batch)
+            if self._held is not None and not self._blockers and len(self._running) < self._engine.side_by_side:
+                batch, self._held = self._held, None
+                self._run(batch)
+
+    def _run(self, batch: Batch) -> None:
+        self._running[batch] = asyncio.get_running_loop().create_task(self._commit_one(batch), name="commit")
+
+    async def _commit_one(self, batch: Batch) -> None:
+        await self._commit(batch)
+        del self._running[batch]
+        self._blockers.discard(batch)
+        self._wake.set()
+
+    async def _committed(self, batch: Batch) -> list[Result]:
+        """What was decided on a row that did not come about is not even tried: the stored row may by chance have the
+        stamp it expects, and be another."""
+        if not batch.foundations:
+            return await self._engine.commit(batch.units)
+        sound = batch.sound()
+        done = iter(await self._engine.commit([unit for unit, holds in zip(batch.units, sound, strict=True) if holds]))
+        return [next(done) if holds else "conflict" for holds in sound]
+
+    def _fail(self, batch: Batch, failure: StateError) -> None:
+        """Where commits come one after the other, what waits behind the failed one fails as well: nobody's writes have
+        a gap then. Where they go side by side that is promised for each record only."""
+        behind = self._take_waiting() if self._engine.side_by_side == 1 else []
+        for each in (batch, *behind):
+            self._forget_pending(each)
+        self.failed()
+        batch.settle([], failure)
+        for each in behind:
+            each.settle([], _follows(failure))
+        for each in (batch, *behind):
+            each.tell()
+
+    def _take_waiting(self) -> list[Batch]:
+        waiting = [self._filling] if self._held is None else [self._filling, self._held]
+        self._filling, self._held = Batch(), None
+        self._blockers.clear()
+        return waiting
+
+    async def stop(self) -> None:
+        await super().stop()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+
+def group_commit(engine: Engine) -> GroupCommit:
+    return GroupCommit(engine) if engine.immediate else SharedCommit(engine)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

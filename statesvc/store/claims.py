@@ -54,12 +54,14 @@ class _Asked(NamedTuple):
 class _Waiting:
     """A claim in line, and the future that is done when it should look again."""
 
-    __slots__ = ("asked", "hint", "woken")
+    __slots__ = ("asked", "hint", "missed", "woken")
 
     def __init__(self, asked: _Asked) -> None:
         self.asked = asked
         self.hint: Key | None = None
         """The record it was woken for: a query may not know of it yet."""
+        self.missed: Key | None = None
+        """A record that came while it was looking: it looks once more before it rests."""
         self.rest()
 
     def rest(self) -> None:
@@ -140,6 +142,7 @@ class Claims:
         self._lines: dict[str | Key, _Line] = {}
         """Those who wait for a kind's queue, and for single records, in the order they came."""
         self._fronts = Fronts(store)
+        self._being_taken: set[Key] = set()
 
     def start_over(self) -> None:
         """Everything was replaced: what is ready is to be found anew."""
@@ -206,17 +209,31 @@ class Claims:
     async def _take_best(self, asked: _Asked) -> list[Row]:
         """The best ready records that pass the filter, as many as are wanted."""
         taking = _TakingNow(self._store) if self._store.engine.immediate else _Taking(self._store)
-        turns = Turns()
+        turns, passed_over = Turns(), list[Key]()
         async with aclosing(self._candidates(asked.kind.name)) as rows:
             examined = 0
             async for row in rows:
                 examined += 1
-                if queries.passes(row, asked.tests):
-                    await taking.take(row.key, partial(self._decide, asked, row.key))
+                if row.key in self._being_taken:
+                    passed_over.append(row.key)
+                elif queries.passes(row, asked.tests):
+                    await self._try(taking, asked, row.key)
                 if len(taking.taken) >= asked.request.limit or examined >= MOST_EXAMINED:
                     break
                 await turns.pause()
+        for key in passed_over:
+            # Whoever was taking it may have left it after all.
+            if len(taking.taken) < asked.request.limit:
+                await self._try(taking, asked, key)
         return await taking.done()
+
+    async def _try(self, taking: _Taking, asked: _Asked, key: Key) -> None:
+        """Take one record. On a shared engine that is a journey, and others here go for another one meanwhile."""
+        self._being_taken.add(key)
+        try:
+            await taking.take(key, partial(self._decide, asked, key))
+        finally:
+            self._being_taken.discard(key)
 
     async def _candidates(self, kind: str) -> AsyncGenerator[Row, None]:
         """Ready records, best first: from the front of the queue, where there is one, then from the engine's index."""
@@ -264,6 +281,9 @@ class Claims:
                 left = until - loop.time()
                 if taken or left <= 0:
                     return taken
+                if waiting.missed is not None:
+                    waiting.hint, waiting.missed = waiting.missed, None
+                    continue
                 await self._rested(waiting, min(left, longest), waits)
                 if waiting.woken.cancelled():
                     return []
@@ -298,7 +318,11 @@ class Claims:
         if not self._lines:
             return
         for name in (row.key, row.kind) if row.keys.ready is not None else (row.key,):
-            for waiting in self._lines.get(name, ()):
+            line = self._lines.get(name, {})
+            for waiting in line:
                 if not waiting.woken.done() and waiting.wants(row):
                     waiting.wake(row.key)
                     return
+            for waiting in line:
+                if waiting.wants(row):
+                    waiting.missed = row.key

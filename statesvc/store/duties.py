@@ -196,8 +196,12 @@ class Duties:
             self._followed, self._next_full = None, 0.0
 
     async def round(self) -> Done:
-        """One round: whatever is due now."""
-        if self._store.frozen or not await self._may_sweep():
+        """One round, if the duties are ours."""
+        return await self._do() if await self._may_sweep() else Done()
+
+    async def _do(self) -> Done:
+        """Whatever is due now. Done by two daemons at once it does no harm: every change is conditional."""
+        if self._store.frozen:
             return Done()
         done = await self._look_around() if self._store.clock.steady() >= self._next_full else Done()
         done = done.plus(Done(lapsed=await self._lapse()))
@@ -210,18 +214,20 @@ class Duties:
         return done
 
     async def sweep(self) -> dict[str, int]:
-        """Everything there is to do, now; for an admin who does not want to wait."""
+        """Everything there is to do, now, whoever has the duties; for an admin who does not want to wait."""
         async with self._sweeping:
             self._next_full, self._next_due = 0.0, 0
             self._retention.hurry()
-            total = await self.round()
+            total = await self._do()
             while self._retention.busy and self._drift.trusted() and not self._store.frozen:
                 await asyncio.sleep(SWEEP_PAUSE_SECONDS)
-                total = total.plus(await self.round())
+                total = total.plus(await self._do())
         return {_camel(name): number for name, number in total._asdict().items()}
 
     async def _may_sweep(self) -> bool:
         """Whether the duties are ours: always, where nobody else can open the data."""
+        if self._store.frozen:
+            return False
         if self._store.engine.immediate:
             return True
         steady = self._store.clock.steady()
@@ -250,7 +256,11 @@ class Duties:
         if self._token is not None:
             request = Release(kind="lock", id="_sweeper", token=self._token)
             self._token = None
-            await self._store.write(request, self._sweeper)
+            try:
+                await self._store.write(request, self._sweeper)
+            except StateError as problem:
+                # Then they wait until it lapses.
+                log.warning("duties_postponed", why=problem.text)
 
     async def _follow_up(self) -> Done:
         """What follows from records that ended or came: whole chains, as long as they are not too long."""
@@ -308,11 +318,18 @@ class Duties:
         """Take leases from holders that gave no sign of life. On a shared engine signs of life are in the rows."""
         store = self._store
         if not store.engine.immediate:
-            for name in await store.engine.kinds():
-                async for row in self._linked(name, LEASED):
-                    store.leases.note(row)
+            await self._look_at_leases()
         lapsed = store.leases.lapsed()
         return sum([await all_done(self._lapse_one(*each) for each in some) for some in _steps(lapsed)])
+
+    async def _look_at_leases(self) -> None:
+        leases = self._store.leases
+        for keys in _steps(leases.to_look_at()):
+            for key, row in zip(keys, await self._store.engine.get(keys), strict=True):
+                if row is None:
+                    leases.gone(key)
+                else:
+                    leases.note(row)
 
     async def _lapse_one(self, key: Key, lease: Lease) -> bool:
         def decide(subject: Subject) -> Write | None:
@@ -324,8 +341,8 @@ class Duties:
 
     async def _come_due(self) -> Done:
         """Records whose time has come: to become ready, or to have taken too long."""
-        store, now = self._store, self._store.clock.now()
-        if self._next_due is None or (self._next_due > now and store.engine.immediate):
+        now = self._store.clock.now()
+        if self._next_due is None or self._next_due > now:
             return Done()
         self._next_due = None
         done = Done()

@@ -42,7 +42,7 @@ OVERDUE_SECONDS = 60.0
 MOST_STUCK = 100
 """Counted one by one; beyond that it is enough to know that they are many."""
 
-DURABILITIES = ("memory", "os", "disk")
+DURABILITIES = ("memory", "os", "disk", "replicated")
 """From the lowest to the highest."""
 
 Result = TypeVar("Result")

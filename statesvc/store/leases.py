@@ -22,6 +22,10 @@ from .leasing import is_leased, lease_of
 NAMED_AGAIN_SECONDS = 1.0
 """How long a lease that stood still is not named again while it is being dealt with."""
 
+LOOKS_PER_TTL = 8
+"""How often a lease is looked at within its time, on an engine where other daemons renew: a lapse is noticed that much
+later at most, and a renewal costs nothing but its write."""
+
 SPARE_PLANS = 1024
 """Plans for leases that are gone already, before they are cleared away."""
 
@@ -31,6 +35,8 @@ class Seen(Struct, gc=False):
 
     lease: Lease
     since: float
+    looked: float = 0.0
+    """When its row was last looked at, on an engine where signs of life are in the rows."""
     renewed: Row | None = None
     """The row with a beat that is not stored."""
 
@@ -113,7 +119,7 @@ class Leases:
 
     def renewed(self, row: Row, lease: Lease) -> None:
         """A sign of life that is kept in memory only."""
-        self._set(row.key, Seen(lease, self._now(), row))
+        self._set(row.key, Seen(lease, self._now(), renewed=row))
 
     def newest(self, row: Row) -> Row:
         """The row with the newest beat: the very same, unless it was renewed since."""
@@ -140,6 +146,20 @@ class Leases:
         for key, seen in self._seen.items():
             if now >= seen.since + seen.lease.ttl:
                 yield key, seen.lease
+
+    def to_look_at(self) -> list[Key]:
+        """Leases whose rows should be looked at again for a sign of life: several times within the time they have."""
+        now = self._now()
+        found: list[Key] = []
+        for key, seen in self._seen.items():
+            if now >= max(seen.looked, seen.since) + seen.lease.ttl / LOOKS_PER_TTL:
+                seen.looked = now
+                found.append(key)
+        return found
+
+    def gone(self, key: Key) -> None:
+        """The record is no longer there."""
+        self._forget(key)
 
     def lapsed(self) -> list[tuple[Key, Lease]]:
         """Leases that stood still."""

@@ -48,7 +48,7 @@ async def list_records(store: Store, request: List, caller: Caller, paging: Pagi
     if limit is not None and limit < 0:
         raise BadRequest(f"limit must be positive, not {limit}")
     await store.commits.settled()
-    as_of = await store.cursor()
+    as_of = await store.cursor_for_queries()
     asked = _Question(kind, given, order, limit)
     page = await _page(store, request, caller, asked, paging)
     total = await _total(store, asked) if request.count else None

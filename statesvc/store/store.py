@@ -10,12 +10,22 @@ What takes several records, or a look around first, goes through `attempt`, whic
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
-from statesvc_client.errors import BadRequest, Busy, Conflict, Internal, Outcome, StateError, Unavailable
+from statesvc_client.errors import (
+    BadRequest,
+    Busy,
+    Conflict,
+    Outcome,
+    ServiceFault,
+    StateError,
+    Unavailable,
+)
 from statesvc_client.wire import (
     Cancel,
     Create,
@@ -32,28 +42,18 @@ from statesvc_client.wire import (
 )
 from statesvc_client.wire import Write as WriteRequest
 
-from ..backends.port import REMOVED, Engine, Key, Result, Row, Stamp, Unit, Write
+from ..backends.port import REMOVED, Engine, Key, Result, Row, Unit, Write
 from . import ending, leasing, marks, writes
-from .batches import Batch, GroupCommit
+from .batches import Batch, group_commit
 from .clock import Clock, Stamper
 from .kinds import Kind, Kinds
 from .leases import Leases
 from .leasing import Kept
+from .racing import ATTEMPTS, Decided, Precedence, Race, in_doubt, read_in_line, stepped_back
+from .reads import Reads
 from .records import checked_id, identify
+from .sequence import Sequence as Lines
 from .writes import Caller, Moment, Subject, living
-
-ATTEMPTS = 16
-"""How often a write that keeps losing races on a shared engine is decided again before the client is told `busy`."""
-
-
-class Decided(NamedTuple):
-    """What became of a request, once the batch `after` is committed."""
-
-    row: Row | None = None
-    after: Batch | None = None
-    refused: StateError | None = None
-    duplicate_of: int | None = None
-
 
 PointWrite = Create | Update | Delete | Renew | Release | Cancel | Retry | Emit
 
@@ -87,11 +87,15 @@ class Store:
         self.engine = engine
         self.kinds = kinds or Kinds()
         self.limits = limits or Limits()
-        self.commits = GroupCommit(engine)
+        self.commits = group_commit(engine)
         self.clock = clock or Clock()
         self.leases = Leases(self.clock.steady)
+        self.await_orders: Callable[[], Awaitable[None] | None] = lambda: None
+        """What to wait for while it is not known whether writes may be taken; it raises when that stays so."""
         self.token_floor = 0
         """Fencing tokens up to this one may have been given out in a life of the store that a restore has undone."""
+        self._sequence = Lines()
+        self._reads = Reads(engine)
         self._stamper = Stamper()
         life = os.urandom(8).hex()
         self._uids = (f"{life}{number:x}" for number in itertools.count(1))
@@ -116,15 +120,20 @@ class Store:
         """The place behind the newest committed entry of the log, as clients know it."""
         return f"{self.engine.epoch}.{await self.engine.position()}"
 
+    async def cursor_for_queries(self) -> str:
+        """A place from which nothing is missed that a query made from here on may not show yet."""
+        return f"{self.engine.epoch}.{await self.engine.position_for_queries()}"
+
     # --- one record ------------------------------------------------------------------------------------------------
 
     def get_now(self, request: Get) -> Decided:
         row, after = self.newest(self._named(request))
         return Decided(living(row), after)
 
-    async def get(self, request: Get) -> Decided:
-        (row,) = await self.engine.get([self._named(request)])
-        return Decided(living(row))
+    async def get(self, request: Get, sender: object = None) -> Decided:
+        key = self._named(request)
+        with self._sequence.enter(key, sender=sender, reads=True) as turn:
+            return Decided(living(await read_in_line(self, key, turn)))
 
     def _named(self, request: Request) -> Key:
         kind = self.kinds[request.kind]
@@ -168,59 +177,63 @@ class Store:
         if self.commits.bar is not None:
             raise Unavailable(self.commits.bar.why)
 
-    async def write(self, request: PointWrite, caller: Caller, *, replayed: bool = False) -> Decided:
+    async def write(
+        self,
+        request: PointWrite,
+        caller: Caller,
+        *,
+        replayed: bool = False,
+        precedence: Precedence = Precedence(),  # noqa: B008 - a tuple of functions
+    ) -> Decided:
         """Decide a write on a shared engine: again after every lost race, within a bound."""
         self.check_thawed()
         key, fields, kind = self.addressed(request)
-        # A numbered write leaves its mark in the row it made: then the row itself tells whether it was taken.
-        marked = bool(caller.client) and request.seq is not None
-        unsure: list[Row] = []
-        expected: Stamp | None = None
-        for _ in range(ATTEMPTS):
-            row = await self.read(key)
-            if row in unsure:
-                return Decided(row)
-            if unsure and not marked and not writes.repeatable(request) and (row and row.stamp) != expected:
-                return Decided(refused=_perhaps_applied(f"{kind.name} {key[1]} was changed by another"))
-            try:
-                decided = self._decide(
-                    request, fields, Subject(kind, key[1], row), caller, replayed=replayed and not unsure
-                )
-            except StateError as refused:
-                return Decided(refused=_perhaps_applied(refused.text) if unsure and not marked else refused)
-            if isinstance(decided, int):
-                return Decided(row, duplicate_of=None if unsure else decided)
-            if decided is None:
-                return Decided(row)
-            result = await self.commit(decided)
-            if result == "applied":
-                return Decided(decided.row)
-            if result == "unknown":
-                unsure.append(decided.row)
-                expected = decided.expects
-        outcome: Outcome = "unknown" if unsure else "not_applied"
-        raise Busy(f"{kind.name} {key[1]} keeps changing; send the write again", outcome=outcome)
+        with self._sequence.enter(key, caller.client, precedence.sender) as turn:
+            decided = await Race(self, request, caller, kind, key, fields, turn, precedence, replayed=replayed).run()
+            if decided.refused is not None:
+                turn.failed(decided.refused)
+            return decided
+
+    def decide(
+        self, request: PointWrite, fields: Fields, subject: Subject, caller: Caller, *, replayed: bool
+    ) -> Write | int | None:
+        return self._decide(request, fields, subject, caller, replayed=replayed)
 
     async def read(self, key: Key) -> Row | None:
         """The stored row, once no commit of our own is under way for it: writers here take turns, they do not race."""
         while True:
             while (pending := self.commits.pending(key)) is not None:
                 await pending[1].wait()
-            row = (await self.engine.get([key]))[0]
+            row = await self._reads.get(key)
             if self.commits.pending(key) is None:
                 return row
+
+    async def leading(self, key: Key) -> tuple[Row | None, Batch | None]:
+        """What the record is being led to: the newest row decided here, and the commit it is in; or the stored row."""
+        if (pending := self.commits.pending(key)) is None:
+            row = await self._reads.get(key)
+            if (pending := self.commits.pending(key)) is None:
+                return row, None
+        return pending
 
     async def commit(self, write: Write) -> Result:
         return await self.committed((write,))
 
-    async def committed(self, unit: Unit) -> Result:
-        """Commit it, and tell what became of it."""
+    async def committed(self, unit: Unit, failed: Callable[[StateError], None] | None = None) -> Result:
+        """Commit it, and tell what became of it; `failed` is told of a failure before anybody else goes on."""
+        if (knowing := self.await_orders()) is not None:
+            await knowing
         batch = self.commits.add(unit)
         place = len(batch.units) - 1
+        if failed is not None:
+            batch.listeners.append(partial(batch.tell_failure, failed))
         await batch.wait()
         if batch.failure is not None:
             raise batch.failure
-        return batch.results[place]
+        result = batch.results[place]
+        if isinstance(result, StateError):
+            raise result
+        return result
 
     # --- renewals --------------------------------------------------------------------------------------------------
 
@@ -233,7 +246,8 @@ class Store:
             kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
             self.leases.renewed(kept.row, kept.lease)
             return kept, after
-        for _ in range(ATTEMPTS):
+        for tried in range(ATTEMPTS):
+            await stepped_back(tried)
             row = await self.read(key)
             kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
             if await self.commit(Write(kept.row, kept.row.stamp, None)) == "applied":
@@ -247,7 +261,7 @@ class Store:
         """The newest rows, decided ones included; tombstones too."""
         if self.engine.immediate:
             return [self.newest(key)[0] for key in keys]
-        return [await self.read(key) for key in keys]
+        return list(await asyncio.gather(*map(self.read, keys)))
 
     def attempt_now(self, keys: Sequence[Key], decide: Decide) -> tuple[Unit, Batch] | None:
         """The same on an immediate engine, without waiting: what was decided, and the commit it is in."""
@@ -257,15 +271,20 @@ class Store:
     async def attempt(self, keys: Sequence[Key], decide: Decide) -> Unit | None:
         """Read, decide, commit; on a shared engine again after every lost race. Returns what was committed."""
         unsure: list[Unit] = []
-        for _ in range(ATTEMPTS):
-            rows = await self.look(keys)
-            done = next((unit for unit in unsure if _stands(unit, dict(zip(keys, rows, strict=True)))), None)
-            if done is not None:
-                return done
-            unit = decide(rows)
-            if not unit:
-                return None
-            result = await self.committed(unit)
+        for tried in range(ATTEMPTS):
+            await stepped_back(tried)
+            try:
+                rows = await self.look(keys)
+                done = next((unit for unit in unsure if _stands(unit, dict(zip(keys, rows, strict=True)))), None)
+                if done is not None:
+                    await self.engine.assure()
+                    return done
+                unit = decide(rows)
+                if not unit:
+                    return None
+                result = await self.committed(unit)
+            except ServiceFault as problem:
+                raise in_doubt(problem) if unsure else problem from None
             if result == "applied":
                 return unit
             if result == "unknown":
@@ -309,11 +328,6 @@ class Store:
 def _changes_something(request: Update) -> bool:
     """Whether an update says anything. A token alone does: it holds only while its lease does, and so a transaction."""
     return bool(request.set or request.inc or request.append) or request.token is not None
-
-
-def _perhaps_applied(why: str) -> StateError:
-    """What is said after a commit whose fate is not known, when the record no longer tells it."""
-    return Internal(f"the write may have been applied before it was overtaken: {why}", outcome="unknown")
 
 
 def _stands(unit: Unit, rows: dict[Key, Row | None]) -> bool:

@@ -16,10 +16,15 @@ from ..backends.port import Row, Write
 from . import queries, writes
 from .batches import Batch
 from .leasing import is_leased
+from .racing import ATTEMPTS, stepped_back
 from .records import identify, spelled
-from .store import ATTEMPTS, Store
+from .store import Store
+from .together import in_order
 from .turns import Turns
 from .writes import Caller, Subject
+
+TOGETHER = 100
+"""Records brought forward side by side on a shared engine: one read, and one commit or a few."""
 
 
 class SyncReport(NamedTuple):
@@ -54,9 +59,7 @@ class _Sync:
         self._store.check_thawed()
         sent = self._sent()
         try:
-            for name, fields in sent.items():
-                await self._bring_forward(name, fields)
-                await self._turns.pause()
+            await self._bring_all_forward(sent)
             missing = await self._not_sent(sent) if self._request.scope else None
             await self._settled()
         except ServiceFault as failure:
@@ -83,6 +86,18 @@ class _Sync:
                 raise BadRequest(f"element {number}: {name} is sent twice")
             sent[name] = fields
         return sent
+
+    async def _bring_all_forward(self, sent: dict[str, Fields]) -> None:
+        """One after the other; where every record is a journey, a good number of them together."""
+        together = 1 if self._store.engine.immediate else TOGETHER
+        names = list(sent)
+        for start in range(0, len(names), together):
+            some = names[start : start + together]
+            if together == 1:
+                await self._bring_forward(some[0], sent[some[0]])
+            else:
+                await in_order(self._bring_forward(name, sent[name]) for name in some)
+            await self._turns.pause()
 
     async def _bring_forward(self, name: str, fields: Fields) -> None:
         def decide(subject: Subject) -> Write | None:
@@ -112,8 +127,8 @@ class _Sync:
                     absent.append(row.id)
                 await self._turns.pause()
         if self._request.mode == "replace":
-            for name in absent:
-                await self._change(name, self._decide_burial)
+            for start in range(0, len(absent), TOGETHER):
+                await in_order(self._change(name, self._decide_burial) for name in absent[start : start + TOGETHER])
                 await self._turns.pause()
         return absent
 
@@ -137,9 +152,11 @@ class _Sync:
         """One record: decide, commit, count; on a shared engine again after every lost race."""
         store, key = self._store, (self._kind.name, name)
         unsure: list[Row] = []
-        for _ in range(ATTEMPTS):
+        for tried in range(ATTEMPTS):
+            await stepped_back(tried)
             row, after = store.newest(key) if store.engine.immediate else (await store.read(key), None)
             if row in unsure:
+                await store.engine.assure()
                 self._applied += 1
                 return
             write = None if self._was_decided(row) else decide(Subject(self._kind, name, row))

@@ -1,4 +1,4 @@
-"""Changes the daemon makes on its own account, many at a time.
+"""Changes to many records at a time.
 
 Owns that one record that cannot be changed does not keep the others from it. Must not know what the changes are.
 """
@@ -30,3 +30,10 @@ async def all_done(changes: Iterable[Awaitable[bool]]) -> int:
     if failure is not None:
         raise failure
     return done
+
+
+async def in_order(changes: Iterable[Awaitable[None]]) -> None:
+    """Do them together, begun in their order. All of them have ended when the first failure is raised."""
+    for result in await asyncio.gather(*changes, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

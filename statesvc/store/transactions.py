@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from statesvc_client.errors import BadRequest, Busy, Conflict, Internal, Outcome, StateError
+from statesvc_client.errors import BadRequest, Busy, Conflict, Internal, Outcome, ServiceFault, StateError
 from statesvc_client.wire import Create, Delete, Fields, TxnOp, Update, printable
 from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import Key, Row, Unit, Write
 from . import deduplication, writes
 from .kinds import Kind
-from .store import ATTEMPTS, Store
+from .racing import ATTEMPTS, in_doubt, stepped_back
+from .store import Store
 from .writes import Caller, Subject
 
 Found = dict[Key, Row | None]
@@ -106,24 +107,35 @@ class _Transaction:
     # --- the order of things ---------------------------------------------------------------------------------------
 
     async def run(self) -> Transacted:
-        for _ in range(ATTEMPTS):
-            keys = await self._keys()
-            found: Found = dict(zip(keys, await self._store.look(keys), strict=True))
-            done = self._standing(found)
+        for tried in range(ATTEMPTS):
+            await stepped_back(tried)
+            try:
+                done = await self._attempt()
+            except ServiceFault as problem:
+                raise in_doubt(problem) if self._unsure else problem from None
             if done is not None:
                 return done
-            if any(self._holder(step, found) not in (None, *keys) for step in self._steps):
-                continue  # a key changed hands while we looked
-            decided = await self._decided(found)
-            if isinstance(decided, Transacted):
-                return decided
-            result = await self._store.committed(decided)
-            if result == "applied":
-                return self._made(decided)
-            if result == "unknown":
-                self._unsure.append(decided)
         outcome: Outcome = "unknown" if self._unsure else "not_applied"
         raise Busy("the records of the transaction keep changing; send it again", outcome=outcome)
+
+    async def _attempt(self) -> Transacted | None:
+        """What it made, or None when it has to be decided again."""
+        keys = await self._keys()
+        found: Found = dict(zip(keys, await self._store.look(keys), strict=True))
+        done = self._standing(found)
+        if done is not None:
+            await self._store.engine.assure()
+            return done
+        if any(self._holder(step, found) not in (None, *keys) for step in self._steps):
+            return None  # a key changed hands while we looked
+        decided = await self._decided(found)
+        if isinstance(decided, Transacted):
+            await self._store.engine.assure()
+            return decided
+        result = await self._store.committed(decided)
+        if result == "unknown":
+            self._unsure.append(decided)
+        return self._made(decided) if result == "applied" else None
 
     async def _keys(self) -> list[Key]:
         """The records written, their guards, and whom the guards name."""

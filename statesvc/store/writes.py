@@ -300,6 +300,8 @@ def _check_transition(kind: Kind, old: str | None, new: str | None, move: Move) 
     lifecycle = kind.lifecycle
     if lifecycle is None or old is None or new is None or move == "forced":
         return
+    if old not in lifecycle.edges:
+        return  # a state of another's making, or of an earlier configuration: any known one is better
     ahead = lifecycle.edges[old] if move == "step" else lifecycle.reachable[old]
     if new in ahead:
         return

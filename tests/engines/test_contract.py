@@ -171,6 +171,16 @@ async def test_a_refused_unit_leaves_nothing_for_later_ones_to_build_on(bench: B
     assert await bench.engine.get([a.key]) == [a]
 
 
+async def test_nothing_is_built_on_a_refused_unit_though_the_stored_stamp_is_the_same(bench: Bench):
+    """Another was faster: its row has the very stamp that the refused one would have made."""
+    (a,) = await fill(bench.engine, [row("a")])
+    theirs = Write(row("a", revision=2, node="theirs"), a.stamp, Event("updated", 1))
+    assert await commit(bench.engine, [(theirs,)]) == ["applied"]
+    ours = Write(row("a", revision=2, node="ours"), a.stamp, Event("updated", 1))
+    assert await commit(bench.engine, [(ours,), (after(ours.row),), born("b")]) == ["conflict", "conflict", "applied"]
+    assert await bench.engine.get([a.key]) == [theirs.row]
+
+
 async def test_an_empty_batch_is_fine(bench: Bench):
     assert await bench.engine.commit([]) == []
 
@@ -187,7 +197,7 @@ async def test_commits_at_once_on_one_stamp_let_one_win(bench: Bench):
     (a,) = await fill(bench.engine, [row("a")])
     rivals = [Write(row("a", revision=2, node=f"n{n}"), a.stamp, Event("updated", n)) for n in range(8)]
     results = await asyncio.gather(*(commit(bench.engine, [(rival,)]) for rival in rivals))
-    assert sorted(result for [result] in results) == ["applied", *["conflict"] * 7]
+    assert sorted((result for [result] in results), key=str) == ["applied", *["conflict"] * 7]
     won = rivals[results.index(["applied"])].row
     assert await bench.engine.get([a.key]) == [won]
 
@@ -519,7 +529,7 @@ async def test_an_open_engine_answers_a_ping(bench: Bench):
 
 
 async def test_an_engine_names_itself_and_how_safe_a_commit_is(bench: Bench):
-    assert bench.engine.name == bench.name
+    assert bench.engine.name == ("redis" if bench.name == "cluster" else bench.name)
     assert bench.engine.durability in {"memory", "os", "disk", "replicated"}
     assert bench.engine.epoch
 
@@ -559,7 +569,7 @@ async def test_reopening_keeps_everything_or_says_so_by_a_new_epoch(bench: Bench
 async def test_the_weak_engine_refuses_a_unit_that_is_too_large_and_stores_nothing():
     engine = WeakEngine()
     unit = tuple(write for number in range(UNIT_WRITES + 1) for write in born(f"job-{number}"))
-    with pytest.raises(BadRequest, match="100"):
+    with pytest.raises(BadRequest, match=str(UNIT_WRITES)):
         await engine.commit([born("a"), unit])
     assert await engine.get([("job", "a"), ("job", "job-0")]) == [None, None]
     assert await engine.read_log("", 10) == []

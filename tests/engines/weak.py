@@ -7,7 +7,7 @@ store. It must not know rules. What works here works on an engine that is far aw
     answers     a unit may be answered `unknown`; sometimes it was applied, sometimes not
     queries     may miss what was committed lately, for a bounded number of queries; then they have caught up
     races       another daemon may commit between a read and the commit that was decided on it
-    units       hold at most 100 writes
+    units       hold at most as many writes as the port says
     the log     lies in three parts; a record's entries are in one of them, and every reader mixes the parts its own
                 way. A cursor says how far each part was read: "a3.b7.c0"
     a dump      takes its time: each record is as it was at the start, or newer
@@ -41,6 +41,7 @@ from statesvc.backends.port import (
     Query,
     Result,
     Row,
+    Stamp,
     Unit,
     sort_key,
 )
@@ -271,9 +272,14 @@ class WeakEngine(Engine):
         if any(len(unit) > UNIT_WRITES for unit in batch):
             raise BadRequest(f"a unit holds more than {UNIT_WRITES} writes")
         results: list[Result] = ["unknown"] * len(batch)
+        lost: set[tuple[Key, Stamp | None]] = set()
         for place in self._any_order(batch):
             await self._let_others_run()
-            results[place] = self._attempt(batch[place])
+            unit = batch[place]
+            built_on_lost = any((write.row.key, write.expects) in lost for write in unit)
+            results[place] = "conflict" if built_on_lost else self._attempt(unit)
+            if results[place] != "applied":
+                lost.update((write.row.key, write.row.stamp) for write in unit)
         return results
 
     def _attempt(self, unit: Unit) -> Result:

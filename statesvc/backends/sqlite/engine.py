@@ -26,7 +26,7 @@ from statesvc_client.errors import Internal, NoSpace, Unavailable
 from ... import logs
 from ...process.locks import InstanceLock
 from ..numbered import position_of
-from ..port import Cursor, Dump, Engine, EngineBroken, Key, LogEntry, LogKept, Query, Result, Row, Unit
+from ..port import Cursor, Dump, Engine, EngineBroken, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
 from . import watermark
 from .applying import DISK_FULL, Applying
 from .cache import RowCache, present
@@ -34,7 +34,7 @@ from .checking import faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
 from .files import unreadable
-from .folder import make_safe_folder
+from .folder import make_safe_folder, prepared
 from .judging import Judged, judge
 from .log import Change, End
 from .opening import SYNCHRONOUS, Files, open_files
@@ -94,6 +94,10 @@ class SqliteEngine(Engine):
         make_safe_folder(self._paths.folder)
         if not self._lock.held:
             self._lock.acquire()
+
+    async def prepare(self, *, dry_run: bool) -> list[Step]:
+        """All it needs is a folder that is safe to keep a store in."""
+        return [prepared(self._paths.folder, dry_run=dry_run)]
 
     async def open(self) -> None:
         self.own()

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from ...process.errors import UnsafePath
+from ..port import Step
+
+
+def prepared(folder: Path, *, dry_run: bool) -> Step:
+    """How it stands with the folder; made unless it is there or this is a dry run."""
+    was_there = os.path.lexists(folder)
+    if was_there or not dry_run:
+        make_safe_folder(folder)
+    state: Literal["there", "made", "missing"] = "there" if was_there else "missing" if dry_run else "made"
+    return Step(f"the folder {folder}", state, "nothing else is needed: the daemon makes its files in it")
 
 
 def make_safe_folder(folder: Path) -> None:

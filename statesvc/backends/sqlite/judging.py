@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..port import REMOVED, Key, Result, Row, Unit, Write
+from ..port import REMOVED, Key, Result, Row, Stamp, Unit, Write
 
 
 class Judged(NamedTuple):
@@ -24,10 +24,12 @@ class Judged(NamedTuple):
 def judge(batch: Sequence[Unit], stored: Callable[[Key], Row | None]) -> Judged:
     judged = Judged([], [], [], [])
     staged: dict[Key, Row | None] = {}
+    lost: set[tuple[Key, Stamp | None]] = set()
+    """What units would have made that were not applied: nothing is built on it."""
     for unit in batch:
         keys = [write.row.key for write in unit]
         rows = [staged[key] if key in staged else stored(key) for key in keys]
-        if _holds(unit, rows):
+        if _holds(unit, rows) and (not lost or lost.isdisjoint((write.row.key, write.expects) for write in unit)):
             judged.results.append("applied")
             judged.accepted.extend(unit)
             judged.keys.extend(keys)
@@ -36,6 +38,7 @@ def judge(batch: Sequence[Unit], stored: Callable[[Key], Row | None]) -> Judged:
                 staged[key] = write.row if write.row.deleted != REMOVED else None
         else:
             judged.results.append("conflict")
+            lost.update((write.row.key, write.row.stamp) for write in unit)
     return judged
 
 
