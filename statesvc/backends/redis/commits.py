@@ -1,0 +1,164 @@
+"""Units on their way to the script that commits them, and its answers on their way back.
+
+Owns how a batch is cut into calls and how replies become results. Must not know connections or epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from statesvc_client.errors import BadRequest
+
+from ..port import REMOVED, UNIT_WRITES, Key, Result, Stamp, Unit, Write
+from . import rows
+from .epochs import Acknowledged
+from .faults import LOST, Refused
+from .scripting import Argument
+
+CALL_UNITS = 128
+CALL_BYTES = 256 * 1024
+"""What one call of the script takes at most, unless a unit alone is larger: some milliseconds of the server's time."""
+
+
+class Part(NamedTuple):
+    """A unit, with its place in the batch and as the script reads it."""
+
+    place: int
+    unit: Unit
+    arguments: Sequence[Argument]
+    size: int
+
+
+class Call(NamedTuple):
+    """Units that go in one call of the script."""
+
+    parts: Sequence[Part]
+
+    @property
+    def arguments(self) -> list[Argument]:
+        found: list[Argument] = [len(self.parts)]
+        for part in self.parts:
+            found += part.arguments
+        return found
+
+
+def parts(batch: Sequence[Unit]) -> list[Part]:
+    return [_part(place, unit) for place, unit in enumerate(batch)]
+
+
+def _part(place: int, unit: Unit) -> Part:
+    if len(unit) > UNIT_WRITES:
+        raise BadRequest(f"a unit holds {len(unit)} writes; the limit is {UNIT_WRITES}")
+    found: list[Argument] = [len(unit)]
+    size = 0
+    for row, expects, event in unit:
+        goes = row.deleted == REMOVED
+        stored = b"" if goes and event is None else rows.pack(row)
+        told, at = (b"", 0) if event is None else (rows.pack_event(event), event.at)
+        found += (row.kind, row.id, rows.stamp(expects), int(goes), stored, at, told)
+        size += len(stored) + len(told) + len(row.id)
+    return Part(place, unit, found, size)
+
+
+def next_run(waiting: list[Part]) -> list[Call]:
+    """Take from `waiting` the calls that may be sent at once.
+
+    A call that shares a record with an earlier one waits for its answer: what was refused there nobody may build on,
+    and only within one call does the script see to that itself.
+    """
+    run: list[Call] = []
+    sent: set[Key] = set()
+    taken = 0
+    for some in _cut(waiting):
+        keys = {write.row.key for part in some for write in part.unit}
+        if not sent.isdisjoint(keys):
+            break
+        run.append(Call(some))
+        sent |= keys
+        taken += len(some)
+    del waiting[:taken]
+    return run
+
+
+def _cut(waiting: Sequence[Part]) -> Iterator[list[Part]]:
+    some: list[Part] = []
+    size = 0
+    for part in waiting:
+        if some and (len(some) == CALL_UNITS or size + part.size > CALL_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(part)
+        size += part.size
+    if some:
+        yield some
+
+
+class Outcome:
+    """What became of the units of one batch, run by run."""
+
+    def __init__(self, units: int) -> None:
+        self.results: list[Result] = ["unknown"] * units
+        self.newest: Acknowledged | None = None
+        self.seq: int | None = None
+        self.log_bytes = 0
+        self.touched = False
+        """Something was applied, or may have been."""
+        self.replaced = False
+        """The store is no longer the one this daemon knows."""
+        self.refused: Refused | int | None = None
+        """Why the server did not even look: its refusal, or the format it is written in."""
+        self._lost: set[tuple[Key, Stamp]] = set()
+
+    def take(self, call: Call, reply: Any) -> None:
+        if reply is LOST:
+            self.touched = True
+            self._settle(call, ["unknown"] * len(call.parts))
+        elif isinstance(reply, Refused):
+            self.refused = reply
+            self._settle(call, ["unknown"] * len(call.parts))
+        elif reply[0] == b"ok":
+            self._answered(call, reply)
+        else:
+            self.replaced = self.replaced or reply[0] == b"epoch"
+            self.refused = int(reply[1]) if reply[0] == b"format" else self.refused
+            self._settle(call, ["conflict"] * len(call.parts))
+
+    def _answered(self, call: Call, reply: Sequence[Any]) -> None:
+        self.seq, self.log_bytes = int(reply[1]), int(reply[3])
+        results: list[Result] = ["applied" if each == ord("1") else "conflict" for each in reply[2]]
+        self._settle(call, results)
+        if "applied" in results:
+            self.touched = True
+            self.newest = _newest(call, results, self.seq) or self.newest
+
+    def _settle(self, call: Call, results: Sequence[Result]) -> None:
+        for part, result in zip(call.parts, results, strict=True):
+            self.results[part.place] = result
+            if result != "applied":
+                self._lost.update((write.row.key, write.row.stamp) for write in part.unit)
+
+    def without_lost(self, waiting: list[Part]) -> list[Part]:
+        """What may still be sent: units that build on what was not made are refused here."""
+        if not self._lost:
+            return waiting
+        left: list[Part] = []
+        for part in waiting:
+            if any((write.row.key, write.expects) in self._lost for write in part.unit):
+                self._settle(Call([part]), ["conflict"])
+            else:
+                left.append(part)
+        return left
+
+
+def _newest(call: Call, results: Sequence[Result], seq: int) -> Acknowledged | None:
+    """The newest log entry a call has made."""
+    for part, result in zip(reversed(call.parts), reversed(results), strict=True):
+        if result == "applied" and (write := _last_told(part.unit)) is not None:
+            row = write.row
+            return Acknowledged(seq, row.kind, row.id, row.uid, row.revision)
+    return None
+
+
+def _last_told(unit: Unit) -> Write | None:
+    return next((write for write in reversed(unit) if write.event is not None), None)

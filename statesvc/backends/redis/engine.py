@@ -1,0 +1,209 @@
+"""The Redis engine: one namespace on one master, shared by many daemons.
+
+Owns the port's calls and what each of them becomes. Must not know lifecycles, or how a connection is made. What must
+happen at one moment is in scripts/, which the server runs; this side makes their arguments and reads their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from statesvc_client.errors import StateError
+
+from ... import logs
+from ..port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
+from . import calling, checking, commits, compaction, dumping, loading, preparing, rows, walking
+from .access import Access
+from .durability import durability_of
+from .epochs import Trust
+from .facts import Facts
+from .faults import NOT_NOW, Refused, as_error
+from .link import Link
+from .log import Log
+from .meta import FORMAT, Meta, too_new
+from .names import namespace_key
+from .namespace import Namespace
+from .replicas import Replicas
+
+log = logs.get(__name__)
+
+SURELY_NOTHING = NOT_NOW | {"OOM", "MISCONF", "WRONGPASS", "NOSCRIPT", "NOTLOCAL"}
+"""Refusals that come before a script's first write. Behind any other one a part of it may have been carried out."""
+
+
+class RedisEngine(Engine):
+    """Rows in hashes, indexes in sorted sets, the log in a stream."""
+
+    name = "redis"
+
+    def __init__(
+        self,
+        access: Access,
+        namespace: str,
+        *,
+        wait_replicas: int = 0,
+        wait_seconds: float = 1.0,
+        durability: str = "auto",
+    ) -> None:
+        self.epoch = ""
+        self.durability = "memory"
+        self._trust = Trust(wait_replicas, durability, fixed=not access.sentinel_master and len(access.endpoints) == 1)
+        self._link = Link(access, namespace)
+        self._namespace = Namespace(self._link, namespace, self._trust, access.timeout_seconds)
+        self._namespace.met, self._namespace.took = self._met, self._took
+        self._replicas = Replicas(self._link, namespace_key(namespace), wait_replicas, wait_seconds)
+        self._log = Log(self._namespace, self._replicas)
+        self._loading = False
+
+    async def open(self) -> None:
+        await self._link.open()
+        policy = self._link.facts.maxmemory_policy or ""
+        if policy.startswith("allkeys"):
+            log.warning("redis_may_evict", server=self._link.server, policy=policy)
+
+    async def close(self) -> None:
+        await self._log.close()
+        await self._link.close()
+
+    async def ping(self) -> None:
+        await self._namespace.look()
+
+    async def prepare(self, *, dry_run: bool) -> list[Step]:
+        return await preparing.prepare(self._namespace, self._trust, dry_run=dry_run)
+
+    async def assure(self) -> None:
+        if self._replicas.wait:
+            await self._replicas.ask()
+
+    def _met(self, facts: Facts) -> None:
+        self.durability = durability_of(facts, self._trust)
+
+    def _took(self, meta: Meta) -> None:
+        """The namespace was judged: on a new connection, or because it is not what it was."""
+        if meta.epoch == self.epoch:
+            self._log.reached(meta.seq, safe=False)
+            return
+        was, self.epoch = self.epoch, meta.epoch
+        self._log.replaced(meta)
+        if was and not self._loading:
+            self.began_anew()
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    async def get(self, keys: Sequence[Key]) -> list[Row | None]:
+        if not keys:
+            return []
+        ids: dict[str, list[str]] = {}
+        for kind, id in keys:
+            ids.setdefault(kind, []).append(id)
+        _, replies = await self._namespace.read(
+            lambda names: [("HMGET", names.rows(kind), *wanted) for kind, wanted in ids.items()]
+        )
+        values = {kind: iter(reply) for kind, reply in zip(ids, replies, strict=True)}
+        stored = ((kind, id, next(values[kind])) for kind, id in keys)
+        return [None if value is None else rows.unpack(kind, id, value) for kind, id, value in stored]
+
+    async def kinds(self) -> list[str]:
+        _, [names] = await self._namespace.read(lambda names: [("HKEYS", names.kinds)])
+        return sorted(name.decode() for name in names)
+
+    async def query(self, query: Query) -> list[Row]:
+        return await walking.query(self._namespace, query)
+
+    async def count(self, query: Query) -> int:
+        total = await walking.count(self._namespace, query)
+        return await super().count(query) if total is None else total
+
+    # --- commits ---------------------------------------------------------------------------------------------------
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        waiting = commits.parts(batch)
+        outcome = commits.Outcome(len(batch))
+        while waiting and outcome.refused is None:
+            try:
+                await self._commit(commits.next_run(waiting), outcome)
+            except StateError as problem:
+                # Of this run nothing was applied, of an earlier one something: what is left has to be read.
+                if problem.outcome == "unknown" or not outcome.touched:
+                    raise
+                break
+            waiting = outcome.without_lost(waiting)
+        if outcome.refused is not None and not outcome.touched:
+            raise self._error(outcome.refused)
+        return outcome.results
+
+    async def _commit(self, run: Sequence[commits.Call], outcome: commits.Outcome) -> None:
+        replies = await self._sent(run)
+        waited = replies.pop() if self._replicas.wait else None
+        for call, reply in zip(run, replies, strict=True):
+            outcome.take(call, reply)
+        if outcome.touched:
+            self._replicas.check(waited)
+        if outcome.seq is not None:
+            self._namespace.reached(outcome.seq, outcome.log_bytes)
+            self._log.reached(outcome.seq, safe=outcome.touched)
+        if outcome.newest is not None:
+            self._namespace.judge.acknowledged(outcome.newest)
+        if outcome.replaced:
+            await self._namespace.learn()
+
+    async def _sent(self, run: Sequence[commits.Call]) -> list[Any]:
+        """Each call's reply, then that of the wait."""
+        head = (FORMAT, self._namespace.known.epoch, int(self._link.facts.cluster))
+        calls = [(*head, *call.arguments) for call in run]
+        return await calling.run(
+            self._link.change, self._namespace.seconds, "commit", self._namespace.key, calls, self._replicas.wait
+        )
+
+    def _error(self, refused: Refused | int) -> StateError:
+        if isinstance(refused, int):
+            return too_new(self._namespace.name, refused)
+        error = as_error(refused, self._link.server)
+        if refused.code not in SURELY_NOTHING:
+            error.outcome = "unknown"
+        return error
+
+    # --- the log ---------------------------------------------------------------------------------------------------
+
+    async def position(self) -> Cursor:
+        return await self._log.position()
+
+    async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
+        return await self._log.read(after, limit)
+
+    async def log_grew(self, after: Cursor, seconds: float) -> None:
+        await self._log.grew(after, seconds)
+
+    async def history(self, key: Key, after: Cursor, limit: int) -> list[LogEntry]:
+        return await self._log.history(key, after, limit)
+
+    async def compact(self, keep: LogKept) -> bool:
+        return await compaction.step(self._namespace, keep)
+
+    # --- the whole -------------------------------------------------------------------------------------------------
+
+    async def dump(self) -> Dump:
+        return await dumping.dump(self._namespace)
+
+    async def load(self, rows: AsyncIterator[list[Row]]) -> None:
+        self._loading = True
+        try:
+            await loading.load(self._namespace, rows)
+            await self.assure()
+        finally:
+            self._loading = False
+
+    async def check(self) -> list[str]:
+        return await checking.check(self._namespace)
+
+    async def repair(self) -> list[str]:
+        return await checking.repair(self._namespace)
+
+    def measures(self) -> dict[str, int]:
+        meta = self._namespace.meta
+        if meta is None:
+            return {}
+        log = {"logEntries": meta.seq - meta.start, "logBytes": meta.log_bytes}
+        memory = self._namespace.used_memory
+        return log if memory is None else {**log, "usedMemory": memory}

@@ -1,0 +1,14 @@
+-- Make a generation to load into; it does not count until everything is in it. ARGV: format, epoch.
+-- Returns {'ok', its name}; {'epoch'} or {'format', oldest} as a commit.
+
+local oldest, epoch = unpack(call('HMGET', meta, 'oldest', 'epoch'))
+if epoch ~= ARGV[2] then
+  return {'epoch'}
+end
+if tonumber(oldest) > tonumber(ARGV[1]) then
+  return {'format', oldest}
+end
+call('EXISTS', meta .. ':generations')
+local name = number(call('HINCRBY', meta, 'generations', 1))
+call('HSET', meta .. ':generations', name, call('TIME')[1])
+return {'ok', name}

@@ -1,0 +1,23 @@
+-- Let a loaded generation count, under a new epoch and with an empty log beyond every cursor given out so far.
+-- ARGV: format, epoch, generation, new epoch. Returns {'ok'}; {'epoch'} or {'format', oldest} as a commit; {'gone'} when
+-- the generation is no longer being loaded. Sent again it finds the new epoch there, and is done.
+
+local oldest, epoch, generation, newest = unpack(call('HMGET', meta, 'oldest', 'epoch', 'generation', 'seq'))
+if epoch == ARGV[4] then
+  return {'ok'}
+end
+if epoch ~= ARGV[2] then
+  return {'epoch'}
+end
+if tonumber(oldest) > tonumber(ARGV[1]) then
+  return {'format', oldest}
+end
+local generations = meta .. ':generations'
+if call('HEXISTS', generations, ARGV[3]) == 0 then
+  return {'gone'}
+end
+newest = number(tonumber(newest) + 1)
+call('HSET', generations, generation, 'old')
+call('HDEL', generations, ARGV[3])
+call('HSET', meta, 'epoch', ARGV[4], 'generation', ARGV[3], 'seq', newest, 'start', newest, 'logBytes', '0')
+return {'ok'}

@@ -1,0 +1,37 @@
+"""Scripts that change a namespace outside of commits: their answers, and what follows when nobody knows the answer.
+
+Owns those answers. Must not know what the scripts are for. Each of these scripts may be sent again without harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from statesvc_client.errors import Unavailable
+
+from . import calling
+from .faults import LOST, Refused, as_error
+from .meta import FORMAT, too_new
+from .namespace import Namespace
+from .scripting import Argument
+
+
+async def change(namespace: Namespace, name: str, *arguments: Argument) -> Any:
+    """The reply of a script. Raises when it was refused, and with outcome `unknown` when its answer was lost."""
+    [reply] = await calling.run(namespace.link.change, namespace.seconds, name, namespace.key, [arguments])
+    if reply is LOST:
+        raise Unavailable(f"redis at {namespace.link.server}: the answer was lost", outcome="unknown")
+    if isinstance(reply, Refused):
+        raise as_error(reply, namespace.link.server)
+    return reply
+
+
+async def change_store(namespace: Namespace, name: str, *arguments: Argument) -> list[Any] | None:
+    """The same for a script that begins with format and epoch; None when the epoch is another one by now."""
+    word, *rest = await change(namespace, name, FORMAT, namespace.known.epoch, *arguments)
+    if word == b"format":
+        raise too_new(namespace.name, int(rest[0]))
+    if word == b"epoch":
+        await namespace.learn()
+        return None
+    return [word, *rest]

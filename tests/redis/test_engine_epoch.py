@@ -1,0 +1,266 @@
+"""The epoch holds exactly as long as it can be shown that nothing acknowledged was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from statesvc.backends.port import LogKept, Query
+from statesvc.backends.redis.durability import durability_of
+from statesvc.backends.redis.epochs import Trust, unproven
+from statesvc.backends.redis.facts import Facts
+from statesvc_client.errors import StateError, Unavailable
+from tests.engines.rows import after, born, fill, row
+from tests.redis.conftest import once_it_works
+from tests.redis.engines import opened
+from tests.redis.servers import SentinelPair, Server, wait_for_replica
+
+NONE = "0" * 40
+
+
+def facts(**values: Any) -> Facts:
+    return Facts(**{"address": "a", "version": "7.2.4", "run_id": "r1", "replid": "p1", "replid2": NONE, **values})
+
+
+@pytest.mark.parametrize(
+    ("met", "trust", "proven"),
+    [
+        (facts(), Trust(), True),
+        # The same process; nobody replicated for a while, and the id of the stream was given up.
+        (facts(replid="p2"), Trust(), True),
+        # The same process, which had followed another in between.
+        (facts(replid="p2", replid2="px"), Trust(), False),
+        (facts(run_id="r2", replid="p2", replid2="p1"), Trust(), False),
+        (facts(run_id="r2", replid="p2", replid2="p1"), Trust(wait_replicas=1), True),
+        (facts(run_id="r2", replid="p2", replid2="px"), Trust(wait_replicas=1), False),
+        (facts(run_id="r2", replid="p2", replid2="p1", aof=True, fsync="always"), Trust(), False),
+        (facts(run_id="r2", replid="p2"), Trust(), False),
+        (facts(run_id="r2", replid="p2", aof=True, fsync="everysec"), Trust(), False),
+        (facts(run_id="r2", replid="p2", aof=False, fsync="always"), Trust(), False),
+        (facts(run_id="r2", replid="p2", aof=True, fsync="always"), Trust(), True),
+        (facts(run_id="r2", replid="p2", aof=True, fsync="always"), Trust(fixed=False), False),
+        (facts(run_id="r2", replid="p2", aof=True, fsync="always", cluster=True), Trust(), False),
+        (facts(run_id="r2", replid="p2", aof=True, fsync="always"), Trust(durability="os"), False),
+        (facts(run_id="r2", replid="p2"), Trust(durability="disk"), True),
+        (facts(run_id="r2", replid="p2", cluster=True), Trust(durability="disk"), False),
+        (facts(run_id="r2", replid="p2", cluster=True), Trust(durability="replicated"), True),
+    ],
+)
+def test_what_is_proven_and_what_is_not(met: Facts, trust: Trust, proven: bool):
+    assert (unproven("r1 p1", met, trust) is None) == proven
+
+
+@pytest.mark.parametrize(
+    ("met", "trust", "level"),
+    [
+        (facts(), Trust(), "memory"),
+        (facts(aof=False, fsync="always"), Trust(), "memory"),
+        (facts(aof=True, fsync="everysec"), Trust(), "os"),
+        (facts(aof=True, fsync="no"), Trust(), "os"),
+        (facts(aof=True), Trust(), "os"),
+        (facts(aof=True, fsync="always"), Trust(), "disk"),
+        (facts(aof=True, fsync="always"), Trust(wait_replicas=1), "replicated"),
+        (facts(), Trust(durability="disk"), "disk"),
+    ],
+)
+def test_durability_is_the_lowest_level_that_can_be_shown(met: Facts, trust: Trust, level: str):
+    assert durability_of(met, trust) == level
+
+
+class Told:
+    """Counts how often an engine says that it began anew."""
+
+    def __init__(self, engine: Any) -> None:
+        self.times = 0
+        engine.began_anew = self._count
+
+    def _count(self) -> None:
+        self.times += 1
+
+
+async def test_a_connection_that_is_lost_changes_nothing(server: Server, namespace: str):
+    async with opened(server, namespace) as engine:
+        told, epoch = Told(engine), engine.epoch
+        await fill(engine, [row("a")])
+        server.say("CLIENT", "KILL", "TYPE", "normal")
+        await fill(engine, [row("b")])
+        assert (engine.epoch, told.times) == (epoch, 0)
+
+
+async def test_a_server_that_forgot_everything_begins_a_new_epoch(namespace: str):
+    with Server() as server:
+        async with opened(server, namespace) as engine:
+            told, epoch = Told(engine), engine.epoch
+            assert engine.durability == "memory"
+            await fill(engine, [row("a")])
+            server.kill()
+            server.start()
+            assert await engine.get([("job", "a")]) == [None]
+            assert engine.epoch != epoch
+            assert told.times == 1
+            assert await engine.commit([born("a")]) == ["applied"]
+            assert await engine.position() == "1"
+
+
+async def test_a_server_that_is_emptied_while_it_runs_begins_a_new_epoch(namespace: str):
+    with Server() as server:
+        async with opened(server, namespace) as engine, opened(server, namespace) as other:
+            told, epoch = Told(engine), engine.epoch
+            (a,) = await fill(engine, [row("a")])
+            server.say("FLUSHALL")
+            assert await engine.commit([(after(a),)]) == ["conflict"]
+            assert engine.epoch != epoch
+            assert told.times == 1
+            assert await engine.commit([born("a")]) == ["applied"]
+            assert await other.get([("job", "a")]) == [row("a")]
+            assert other.epoch == engine.epoch
+
+
+async def test_a_server_that_syncs_every_write_keeps_its_epoch_through_a_crash(namespace: str):
+    with Server(appendonly="yes", appendfsync="always") as server:
+        async with opened(server, namespace) as engine:
+            told, epoch = Told(engine), engine.epoch
+            assert engine.durability == "disk"
+            rows = await fill(engine, [row(f"job-{number}") for number in range(50)])
+            server.kill()
+            server.start()
+            assert await engine.get([each.key for each in rows]) == rows
+            assert (engine.epoch, told.times) == (epoch, 0)
+        async with opened(server, namespace) as late:
+            assert late.epoch == epoch
+
+
+async def test_a_server_that_syncs_every_write_and_lacks_one_begins_a_new_epoch(namespace: str):
+    """The daemon's own newest write counts for more than what the server says of itself."""
+    with Server(appendonly="yes", appendfsync="always") as server:
+        async with opened(server, namespace) as engine:
+            told, epoch = Told(engine), engine.epoch
+            rows = await fill(engine, [row("a")])
+            kept = {file: file.read_bytes() for file in server.folder.rglob("*.aof*") if file.is_file()}
+            await fill(engine, [row("b")])
+            server.kill()
+            for file, content in kept.items():
+                file.write_bytes(content)
+            server.start()
+            assert await engine.get([("job", "a"), ("job", "b")]) == [rows[0], None]
+            assert engine.epoch != epoch
+            assert told.times == 1
+
+
+async def test_a_server_that_may_have_lost_the_last_second_begins_a_new_epoch(namespace: str):
+    with Server(appendonly="yes", appendfsync="everysec") as server:
+        async with opened(server, namespace) as engine:
+            told, epoch = Told(engine), engine.epoch
+            assert engine.durability == "os"
+            rows = await fill(engine, [row("a")])
+            server.shut_down()
+            server.start()
+            assert await engine.get([("job", "a")]) == rows
+            assert engine.epoch != epoch
+            assert told.times == 1
+            assert await engine.commit([(after(rows[0]),)]) == ["applied"]
+
+
+async def test_daemons_agree_on_one_new_epoch_and_each_is_told_once(namespace: str):
+    with Server(appendonly="yes", appendfsync="everysec") as server:
+        async with (
+            opened(server, namespace) as one,
+            opened(server, namespace) as two,
+            opened(server, namespace) as three,
+        ):
+            engines = [one, two, three]
+            told = [Told(engine) for engine in engines]
+            await fill(one, [row("a")])
+            server.shut_down()
+            server.start()
+            await asyncio.gather(*(engine.ping() for engine in engines))
+            assert len({engine.epoch for engine in engines}) == 1
+            assert [each.times for each in told] == [1, 1, 1]
+
+
+async def test_a_daemon_that_wrote_nothing_for_long_is_no_reason_for_a_new_epoch(namespace: str):
+    """Its newest entry was cut meanwhile: nothing speaks against a server that is proven."""
+    with Server(appendonly="yes", appendfsync="always") as server:
+        async with opened(server, namespace) as idle, opened(server, namespace) as busy:
+            epoch = idle.epoch
+            await fill(idle, [row("a")])
+            await fill(busy, [row("b")])
+            while await busy.compact(LogKept(since=1 << 60, most_bytes=1 << 40)):
+                pass
+            server.kill()
+            server.start()
+            await asyncio.gather(idle.ping(), busy.ping())
+            assert idle.epoch == busy.epoch == epoch
+
+
+@pytest.mark.parametrize("wait_replicas", [0, 1])
+async def test_a_failover_keeps_the_epoch_only_where_replicas_were_waited_for(namespace: str, wait_replicas: int):
+    with SentinelPair() as pair:
+        async with opened(pair, namespace, wait_replicas=wait_replicas, wait_seconds=30.0) as engine:
+            told, epoch = Told(engine), engine.epoch
+            rows = await fill(engine, [row(f"job-{number}") for number in range(20)])
+            if not wait_replicas:  # everything is there, but that is luck
+                pair.first.say("WAIT", 1, 10_000)
+            await asyncio.to_thread(lambda: pair.wait_for_failover(pair.kill_master()))
+            [found] = await once_it_works(lambda: as_list(engine.query(Query(kind="job", limit=100))))
+            assert len(found) == len(rows)
+            assert (engine.epoch == epoch) == bool(wait_replicas)
+            assert told.times == int(not wait_replicas)
+
+
+async def as_list(answer: Any) -> list[Any]:
+    return [await answer]
+
+
+# --- replicas --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_write_that_too_few_replicas_have_is_unknown_and_may_be_assured_later(namespace: str):
+    with Server() as master, Server() as replica:
+        replica.say("REPLICAOF", "127.0.0.1", master.port)
+        wait_for_replica(replica)
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=0.05) as engine:
+            assert engine.durability == "replicated"
+            replica.pause()
+            with pytest.raises(Unavailable, match="0 of 1 replicas had it within 50 ms") as unsure:
+                await engine.commit([born("a")])
+            assert unsure.value.outcome == "unknown"
+            assert await engine.get([("job", "a")]) == [row("a")], "it can be read, and may yet be lost"
+            with pytest.raises(Unavailable, match="0 of 1 replicas"):
+                await engine.assure()
+            replica.resume()
+            await once_it_works(lambda: as_list(engine.assure()))
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0) as patient:
+            assert await patient.commit([born("b")]) == ["applied"]
+
+
+async def test_a_refused_unit_needs_no_replica(namespace: str):
+    with Server() as server:
+        async with opened(server, namespace) as plain:
+            await fill(plain, [row("a")])
+        async with opened(server, namespace, wait_replicas=1, wait_seconds=0.05) as engine:
+            assert await engine.commit([born("a", uid="late")]) == ["conflict"]
+            with pytest.raises(StateError):
+                await engine.commit([born("b")])
+
+
+async def test_an_entry_that_a_failover_could_undo_is_told_nobody(namespace: str):
+    with Server() as master, Server() as replica:
+        replica.say("REPLICAOF", "127.0.0.1", master.port)
+        wait_for_replica(replica)
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0) as engine:
+            await fill(engine, [row("a")])
+            cursor = await engine.position()
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=0.05) as engine:
+            assert await engine.position() == cursor
+            replica.pause()
+            with pytest.raises(Unavailable):
+                await engine.commit([born("b")])
+            for call in (engine.position(), engine.read_log(cursor, 10), engine.read_log("", 10)):
+                with pytest.raises(Unavailable, match="0 of 1 replicas"):
+                    await call
+            replica.resume()
+            assert [entry.row.id for entry in await once_it_works(lambda: engine.read_log(cursor, 10))] == ["b"]
+            assert int(await engine.position()) == int(cursor) + 1

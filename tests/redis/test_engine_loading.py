@@ -1,0 +1,167 @@
+"""Loading beside others: nobody sees half of it, what was given up or replaced goes away, readers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from statesvc.backends.port import LogKept, Query, Row
+from statesvc.backends.redis import compaction, loading
+from statesvc_client.errors import Gone, Unavailable
+from tests.engines.rows import after, born, fill, row
+from tests.redis.engines import opened
+from tests.redis.servers import Server
+
+ALL_KEPT = LogKept(since=0, most_bytes=1 << 40)
+
+
+async def pieces(rows: list[Row]) -> AsyncIterator[list[Row]]:
+    for begin in range(0, len(rows), 7):
+        yield rows[begin : begin + 7]
+
+
+def many(word: str, count: int = 300) -> list[Row]:
+    return [row(f"job-{n:03}", uid=f"{word}-{n}", node=word, labels=((word, str(n)),)) for n in range(count)]
+
+
+async def compacted(engine) -> None:
+    while await engine.compact(ALL_KEPT):
+        pass
+
+
+async def test_others_see_the_old_store_until_they_see_the_new_one(server: Server, namespace: str):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        old, new = many("old"), many("new")
+        await fill(engine, old)
+        told: list[str] = []
+        other.began_anew = lambda: told.append(other.epoch)
+        own: list[str] = []
+        engine.began_anew = lambda: own.append(engine.epoch)
+        running = asyncio.create_task(engine.load(pieces(new)))
+        seen = set()
+        while not running.done():
+            found = await other.query(Query(kind="job", limit=1000))
+            assert len(found) == 300
+            nodes = {each.keys.node for each in found}
+            assert len(nodes) == 1
+            seen |= nodes
+            got = await other.get([each.key for each in old])
+            assert len({each.keys.node for each in got if each is not None}) == 1
+            assert None not in got
+        await running
+        assert seen >= {"old"}
+        assert await other.get([each.key for each in new]) == new
+        assert other.epoch == engine.epoch
+        assert told == [other.epoch]
+        assert own == [], "whoever loads knows"
+        assert await other.check() == []
+
+
+async def test_what_was_replaced_is_dropped_step_by_step(server: Server, namespace: str):
+    async with opened(server, namespace) as engine:
+        await fill(engine, many("old"))
+        await engine.load(pieces(many("new", 10)))
+        generations = {key.split(b":")[1] for key in server.say("KEYS", f"{{{namespace}}}:*")}
+        assert generations == {b"1", b"2", b"generations"}
+        await compacted(engine)
+        left = server.say("KEYS", f"{{{namespace}}}:*")
+        assert {key.split(b":")[1] for key in left} == {b"2"}
+        assert await engine.count(Query(kind="job", limit=1)) == 10
+        assert await engine.check() == []
+
+
+async def test_a_load_that_was_given_up_is_dropped_after_a_while(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    async with opened(server, namespace) as engine:
+        await fill(engine, [row("a")])
+
+        async def broken() -> AsyncIterator[list[Row]]:
+            yield many("half")
+            raise RuntimeError("the file ends here")
+
+        with pytest.raises(RuntimeError):
+            await engine.load(broken())
+        await compacted(engine)
+        assert server.say("HGET", f"{{{namespace}}}:2:kinds", "job"), "somebody may still be loading into it"
+        monkeypatch.setattr(compaction, "GIVEN_UP_SECONDS", -1)
+        await compacted(engine)
+        assert server.say("KEYS", f"{{{namespace}}}:2:*") == []
+        assert await engine.get([("job", "a")]) == [row("a")]
+
+
+async def test_a_load_whose_generation_was_dropped_meanwhile_changes_nothing(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compaction, "GIVEN_UP_SECONDS", -1)
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        await fill(engine, [row("a")])
+        epoch = engine.epoch
+
+        async def slow() -> AsyncIterator[list[Row]]:
+            yield many("one")
+            await compacted(other)
+            yield many("two")
+
+        with pytest.raises(Unavailable, match="nothing was loaded"):
+            await engine.load(slow())
+        assert engine.epoch == epoch
+        assert await engine.get([("job", "a")]) == [row("a")]
+
+
+async def test_of_two_loads_at_once_one_wins_and_the_other_is_told(server: Server, namespace: str):
+    async with opened(server, namespace) as one, opened(server, namespace) as two:
+        results = await asyncio.gather(
+            one.load(pieces(many("one"))), two.load(pieces(many("two"))), return_exceptions=True
+        )
+        assert sorted(type(result).__name__ for result in results) == ["NoneType", "Unavailable"]
+        winner = "one" if results[0] is None else "two"
+        for engine in (one, two):
+            found = await engine.query(Query(kind="job", limit=1000))
+            assert {each.keys.node for each in found} == {winner}
+            assert len(found) == 300
+            await compacted(engine)
+            assert await engine.check() == []
+
+
+async def test_a_row_that_comes_twice_is_there_once(server: Server, namespace: str):
+    async with opened(server, namespace) as engine:
+        first, second = row("a", labels=(("x", "1"),)), row("a", uid="later", labels=(("x", "2"),))
+        rows = [first, *many("new", loading.CALL_ROWS), second]
+        await engine.load(pieces(rows))
+        assert await engine.get([("job", "a")]) == [second]
+        assert await engine.query(Query(kind="job", limit=9, term=("label:x", "1"))) == []
+        assert await engine.check() == []
+
+
+async def test_a_dump_that_is_overtaken_by_a_load_says_so(server: Server, namespace: str):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        await fill(engine, many("old", 1000))
+        dump = await engine.dump()
+        assert 0 < len(await anext(dump.rows)) < 1000
+        await other.load(pieces(many("new", 3)))
+        with pytest.raises(Gone, match="replaced"):
+            await anext(dump.rows)
+
+
+async def test_a_commit_decided_on_the_old_store_is_a_conflict_in_the_new_one(server: Server, namespace: str):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        (a,) = await fill(engine, [row("a")])
+        await other.load(pieces([row("a")]))
+        assert await engine.commit([(after(a),), born("b")]) == ["conflict", "conflict"]
+        assert engine.epoch == other.epoch
+        assert await engine.commit([(after(a),), born("b")]) == ["applied", "applied"]
+
+
+async def test_a_watcher_of_the_old_log_is_woken_by_the_new_one(server: Server, namespace: str):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        await fill(engine, [row("a")])
+        cursor = await engine.position()
+        waiting = asyncio.create_task(engine.log_grew(cursor, 60))
+        await asyncio.sleep(0)
+        await other.load(pieces([row("a")]))
+        await asyncio.wait_for(waiting, 30)
+        assert engine.epoch == other.epoch
+        assert int(await engine.position()) > int(cursor)
