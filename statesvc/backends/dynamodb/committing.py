@@ -1,0 +1,397 @@
+"""Commits: units sent as transactions, and what became of each.
+
+Owns the order of units, repeating and telling our own writes from those of others. Must not know how transactions are
+built (building.py), lanes are kept (lanes.py) or the log is read.
+
+Units that share a record go one after the other, the others side by side. Many small ones go together in one
+transaction: those that are refused leave it, the others are sent again.
+
+What became of a transaction whose reply was lost is never guessed: its slot in the log says. If the slot is there and
+ours, it was applied. If not, its number is made void, and then it can never be applied any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from statesvc_client.errors import BadRequest, Internal, StateError, Unavailable
+
+from ... import logs
+from ..port import REMOVED, UNIT_WRITES, Key, Result, Row, Stamp, Unit, Write
+from .building import Builder, Draft, Transaction
+from .calls import Cancelled, ConditionFailed, Lost, Reason
+from .fetching import Fetcher, Found
+from .items import check_fits, is_expired, text
+from .known import Known, Memory
+from .lanes import Holding, OwnLane
+from .layout import WID, Item, traits_of
+from .slots import Place, Slot
+
+log = logs.get(__name__)
+
+TOGETHER_UNITS = 25
+TOGETHER_BYTES = 500_000
+TOGETHER_ACTIONS = 80
+TOGETHER_FROM = 8
+"""Units of one write go together in one transaction, within these bounds, when at least so many are to be committed."""
+
+ATTEMPTS = 12
+"""Times a unit is built again because what it was built on changed, hidden from its stamp."""
+
+TOGETHER_ATTEMPTS = 3
+"""Times units are tried together before each is tried alone."""
+
+FIND_OUT_SECONDS = 5.0
+"""What finding out about a lost reply may take."""
+
+LATER_SECONDS = 2.0
+"""How often a number whose fate could not be found out is looked at again."""
+
+Verdict = Result | None
+"""What became of a unit; None to try it again."""
+
+
+class _Sent(NamedTuple):
+    """A transaction under way, and the numbers of the log it holds."""
+
+    units: Sequence[Unit]
+    transaction: Transaction
+    lane: OwnLane | None
+    place: Place | None
+
+
+class Committer:
+    """Brings units into the tables."""
+
+    def __init__(
+        self, fetcher: Fetcher, memory: Memory, holding: Holding, builder: Builder, connections: int
+    ) -> None:  # fmt: skip
+        self._fetcher = fetcher
+        self._memory = memory
+        self._holding = holding
+        self._builder = builder
+        self._free = asyncio.Semaphore(connections)
+        self._later: set[asyncio.Task[None]] = set()
+        self.applied: Callable[[Iterable[Row]], None] = lambda _: None
+        """Is told what was committed."""
+        self.wrote: Callable[[OwnLane, Slot], None] = lambda _lane, _slot: None
+        """Is told which slot now stands in a lane."""
+        self.settled: Callable[[OwnLane], None] = lambda _: None
+        """Is told when more of a lane is settled."""
+
+    async def end(self) -> None:
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(*self._later, return_exceptions=True)
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        if (most := max(map(len, batch), default=0)) > UNIT_WRITES:
+            raise BadRequest(f"a unit holds {most} writes; the limit is {UNIT_WRITES}")
+        await self._learn(batch)
+        verdicts: list[Verdict] = [self._refusal(unit) for unit in batch]
+        await asyncio.gather(*(self._chain(batch, chain, verdicts) for chain in chains(batch)))
+        return ["conflict" if verdict is None else verdict for verdict in verdicts]
+
+    def _refusal(self, unit: Unit) -> StateError | None:
+        """Why a unit cannot be stored at all: a record of it is too large."""
+        try:
+            for write in unit:
+                if write.row.deleted != REMOVED:
+                    check_fits(write.row, self._fetcher.tables)
+        except StateError as refused:
+            return refused
+        return None
+
+    async def _learn(self, batch: Sequence[Unit]) -> None:
+        """Read the records that are written on a state nobody here has seen."""
+        first: dict[Key, Stamp | None] = {}
+        for unit in batch:
+            for write in unit:
+                first.setdefault(write.row.key, write.expects)
+        missing = [key for key, stamp in first.items() if stamp is not None and not self._knows(key, stamp)]
+        if missing:
+            found = await self._fetcher.records(missing)
+            for key in missing:
+                self.saw(key, found.get(key))
+
+    def _knows(self, key: Key, stamp: Stamp) -> bool:
+        known = self._memory.get(key)
+        return known is not None and known.stamp == stamp
+
+    def saw(self, key: Key, found: Found | None) -> None:
+        """A record was read."""
+        if found is None:
+            self._memory.forget(key)
+        else:
+            self._memory.keep(key, Known.of(found))
+
+    async def _chain(self, batch: Sequence[Unit], chain: list[list[int]], verdicts: list[Verdict]) -> None:
+        """Groups of units, one after the other; the units of a group go together.
+
+        What builds on a refused unit is refused, too, even if another write has made a row of the very same stamp.
+        """
+        refused: set[tuple[Key, Stamp]] = set()
+        for group in chain:
+            for place in group:
+                if any((write.row.key, write.expects) in refused for write in batch[place]):
+                    verdicts[place] = "conflict"
+            async with self._free:
+                await self._group(batch, group, verdicts)
+            for place in group:
+                if verdicts[place] != "applied":
+                    refused.update((write.row.key, write.row.stamp) for write in batch[place])
+
+    async def _group(self, batch: Sequence[Unit], group: list[int], verdicts: list[Verdict]) -> None:
+        for attempt in range(ATTEMPTS):
+            left = [place for place in group if verdicts[place] is None]
+            if not left:
+                return
+            for some in [left] if attempt < TOGETHER_ATTEMPTS else [[place] for place in left]:
+                await self._try(batch, some, verdicts)
+        for place in group:
+            if verdicts[place] is None:
+                verdicts[place] = "conflict"
+
+    async def _try(self, batch: Sequence[Unit], some: list[int], verdicts: list[Verdict]) -> None:
+        going = [place for place in some if self._may_apply(batch[place])]
+        for place in set(some) - set(going):
+            verdicts[place] = "conflict"
+        if not going:
+            return
+        found = await self._sent([batch[place] for place in going])
+        for place, verdict in zip(going, found, strict=True):
+            verdicts[place] = verdict
+
+    def _may_apply(self, unit: Unit) -> bool:
+        """Not when it builds on what was refused earlier in the batch, or what a read has shown to be otherwise."""
+        return all(write.expects is None or self._knows(write.row.key, write.expects) for write in unit)
+
+    # --- one transaction ---------------------------------------------------------------------------------------------
+
+    async def _sent(self, units: Sequence[Unit]) -> list[Verdict]:
+        try:
+            draft = self._builder.draft(units)
+            sent = await self._placed(units, draft)
+        except StateError as refused:
+            return [refused] * len(units)
+        try:
+            await self._call(sent.transaction)
+        except Cancelled as cancelled:
+            return await self._judged(sent, cancelled.reasons, unsure=cancelled.unsure)
+        except ConditionFailed as failed:
+            reasons = [Reason("ConditionalCheckFailed", failed.item)]
+            return await self._judged(sent, reasons, unsure=failed.unsure)
+        except Lost:
+            return await self._found_out(sent)
+        except StateError as failed:
+            if failed.outcome == "unknown":
+                return await self._found_out(sent)
+            self._void(sent)
+            return [failed] * len(units)
+        except asyncio.CancelledError:
+            self._find_out_later(sent)
+            raise
+        self._applied(sent)
+        return ["applied"] * len(units)
+
+    async def _placed(self, units: Sequence[Unit], draft: Draft) -> _Sent:
+        """With numbers in the log, when there is something to tell."""
+        if not draft.entries:
+            return _Sent(units, self._builder.transaction(draft, None), None, None)
+        lane = self._holding.lane
+        place = Place(lane.number, await lane.take(len(draft.parts)))
+        try:
+            return _Sent(units, self._builder.transaction(draft, place), lane, place)
+        except BaseException:
+            lane.give_back(place.number, len(draft.parts))
+            raise
+
+    async def _call(self, transaction: Transaction) -> None:
+        if transaction.hints_before:
+            puts = [{"PutRequest": {"Item": item}} for item in transaction.hints_before]
+            await self._fetcher.write_all(self._fetcher.tables.companion, puts)
+        if transaction.is_single:
+            ((operation, request),) = transaction.actions[0].items()
+            await self._fetcher.call(f"{operation}Item", request)
+            return
+        request = {"TransactItems": transaction.actions, "ClientRequestToken": transaction.wid}
+        await self._fetcher.call("TransactWriteItems", request)
+
+    # --- what became of it -------------------------------------------------------------------------------------------
+
+    def _applied(self, sent: _Sent) -> None:
+        transaction = sent.transaction
+        for row, trail in transaction.rows:
+            if row.deleted == REMOVED:
+                self._memory.forget(row.key)
+            else:
+                self._memory.keep(row.key, Known(transaction.wid, row.stamp, traits_of(row), trail, row.keys.created))
+        if sent.lane is not None and transaction.slot is not None:
+            slot = transaction.slot
+            sent.lane.bytes += slot.bytes
+            self.wrote(sent.lane, slot)
+            if sent.lane.done(slot.place.number, slot.parts):
+                self.settled(sent.lane)
+        self.applied(row for row, _ in transaction.rows)
+
+    def _void(self, sent: _Sent) -> None:
+        """It came to nothing, for sure, and its numbers may be used again."""
+        slot = sent.transaction.slot
+        if sent.lane is not None and slot is not None and sent.lane.give_back(slot.place.number, slot.parts):
+            self.settled(sent.lane)
+
+    def _lost_place(self, sent: _Sent) -> None:
+        """It came to nothing, for sure, and its numbers can never be used again."""
+        slot = sent.transaction.slot
+        if sent.lane is not None and slot is not None and sent.lane.done(slot.place.number, slot.parts):
+            self.settled(sent.lane)
+
+    async def _judged(self, sent: _Sent, reasons: Sequence[Reason], *, unsure: bool = False) -> list[Verdict]:
+        """A condition did not hold: it was our own write that came before, or that of somebody else."""
+        transaction = sent.transaction
+        if any(reason.item and text(reason.item, WID) == transaction.wid for reason in reasons):
+            self._applied(sent)
+            return ["applied"] * len(sent.units)
+        if any(owner == -1 and reason.item for owner, reason in zip(transaction.owners, reasons, strict=True)):
+            self._lost_place(sent)
+            if sent.lane is not None:
+                await self._holding.contested(sent.lane)
+        else:
+            self._void(sent)
+        if unsure and sent.lane is None:
+            # An earlier try of a write without a slot may have been applied, and overtaken since.
+            return ["unknown"] * len(sent.units)
+        return self._judged_one_by_one(sent, reasons)
+
+    def _judged_one_by_one(self, sent: _Sent, reasons: Sequence[Reason]) -> list[Verdict]:
+        verdicts: list[Verdict] = [None] * len(sent.units)
+        writes = iter([write for unit in sent.units for write in unit])
+        for owner, reason in zip(sent.transaction.owners, reasons, strict=True):
+            if owner < 0:
+                continue
+            write = next(writes)
+            if reason.code == "ConditionalCheckFailed":
+                verdicts[owner] = self._verdict(write, reason.item) or verdicts[owner]
+            elif reason.code not in ("None", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"):
+                log.error("dynamodb_refused", operation="TransactWriteItems", code=reason.code, text="")
+                verdicts[owner] = Internal(f"DynamoDB refused a write of {write.row.kind}: {reason.code}")
+        return verdicts
+
+    def _verdict(self, write: Write, item: Item | None) -> Verdict:
+        """A conflict, unless the newest state still carries the stamp that is expected."""
+        key, tables = write.row.key, self._fetcher.tables
+        if item is None or is_expired(item, tables, time.time()):
+            self._memory.forget(key)
+            return "conflict"
+        self.saw(key, Found(self._fetcher.row_of(item, key), item))
+        return None if write.expects is not None and self._knows(key, write.expects) else "conflict"
+
+    # --- lost replies ------------------------------------------------------------------------------------------------
+
+    async def _found_out(self, sent: _Sent) -> list[Verdict]:
+        """No reply told. What is stored tells, or is made to."""
+        count = len(sent.units)
+        try:
+            async with asyncio.timeout(FIND_OUT_SECONDS):
+                was_applied = await self._look(sent)
+        except (Lost, StateError, TimeoutError):
+            self._find_out_later(sent)
+            why = "DynamoDB did not answer in time, and whether the write was applied could not be found out"
+            return [Unavailable(why, outcome="unknown")] * count
+        if was_applied is None:
+            return ["unknown"] * count
+        if was_applied:
+            return ["applied"] * count
+        return [Unavailable("DynamoDB did not answer in time; nothing was written")] * count
+
+    async def _look(self, sent: _Sent) -> bool | None:
+        """Whether it was applied; None when that cannot be told any more. Settles its numbers."""
+        slot, transaction = sent.transaction.slot, sent.transaction
+        if slot is None:
+            return await self._look_at_records(sent)
+        there = await self._holding.seal(slot.place)
+        if there == transaction.wid:
+            self._applied(sent)
+            return True
+        self._lost_place(sent)
+        return False
+
+    async def _look_at_records(self, sent: _Sent) -> bool | None:
+        keys = [row.key for row, _ in sent.transaction.rows]
+        found = await self._fetcher.records(keys)
+        for key in keys:
+            self.saw(key, found.get(key))
+        if any(text(each.item, WID) == sent.transaction.wid for each in found.values()):
+            self._applied(sent)
+            return True
+        return None
+
+    def _find_out_later(self, sent: _Sent) -> None:
+        """The number must not stay open: readers would wait for it."""
+        if sent.place is None:
+            return
+        task = asyncio.create_task(self._look_until_known(sent), name="dynamodb-find-out")
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _look_until_known(self, sent: _Sent) -> None:
+        while True:
+            try:
+                await self._look(sent)
+            except (Lost, StateError):
+                await asyncio.sleep(random.uniform(0, LATER_SECONDS))
+            else:
+                return
+
+
+def chains(batch: Sequence[Unit]) -> list[list[list[int]]]:
+    """Which units go one after the other, in groups that go together.
+
+    Units that share a record are a chain of their own, in their order. Of the others some go together, if many.
+    """
+    alone, sharing = _by_records(batch)
+    together = [place for place in alone if len(batch[place]) == 1] if len(alone) >= TOGETHER_FROM else []
+    groups = _groups(batch, together)
+    single = [[place] for place in alone if place not in set(together)]
+    return [
+        *([group] for group in groups),
+        *([group] for group in single),
+        *([[place] for place in chain] for chain in sharing),
+    ]
+
+
+def _by_records(batch: Sequence[Unit]) -> tuple[list[int], list[list[int]]]:
+    """Units that share no record with another, and those that do, by what they share."""
+    chain_of: dict[Key, int] = {}
+    members: dict[int, list[int]] = {}
+    for place, unit in enumerate(batch):
+        joined = {chain_of[write.row.key] for write in unit if write.row.key in chain_of}
+        mine = min(joined, default=place)
+        for other in joined - {mine}:
+            members[mine] += members.pop(other)
+        members.setdefault(mine, []).append(place)
+        for member in members[mine]:
+            chain_of.update((write.row.key, mine) for write in batch[member])
+    alone = [chain[0] for chain in members.values() if len(chain) == 1]
+    return alone, [sorted(chain) for chain in members.values() if len(chain) > 1]
+
+
+def _groups(batch: Sequence[Unit], places: list[int]) -> list[list[int]]:
+    groups: list[list[int]] = []
+    units = size = actions = 0
+    for place in places:
+        row = batch[place][0].row
+        costs = 2 * len(row.body) + len(row.marks), 2 + 2 * len(row.keys.labels)
+        full = units >= TOGETHER_UNITS or size + costs[0] > TOGETHER_BYTES or actions + costs[1] > TOGETHER_ACTIONS
+        if not groups or full:
+            groups.append([])
+            units = size = actions = 0
+        groups[-1].append(place)
+        units, size, actions = units + 1, size + costs[0], actions + costs[1]
+    return groups

@@ -1,0 +1,185 @@
+"""Everything at once: reading all rows, and putting others in their place.
+
+Owns dumps and loads. Must not know commits or walks.
+
+A load is done wholly or not at all: rows are first put aside in the companion table; the registry then says that they
+are to take the place of everything, and from there on whoever opens the tables finishes what was begun.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..port import Row
+from .building import hint_item
+from .fetching import Fetcher
+from .items import binary, check_fits, item_of
+from .layout import BY_DUE, BY_WALK, JOB, META, PK, REGISTRY, SK, Item, Tables, traits_of
+from .registry import FORMAT, Meta, Registry
+
+ASIDE_BYTES = 200_000
+"""Rows put aside in one item: below what an item holds, whatever the last row adds."""
+
+ROWS = "rows"
+_rows = msgspec.msgpack.Decoder(list[Row])
+
+
+class Whole:
+    """Both tables, from end to end."""
+
+    def __init__(self, fetcher: Fetcher, registry: Registry) -> None:
+        self._fetcher = fetcher
+        self._registry = registry
+
+    @property
+    def _tables(self) -> Tables:
+        return self._fetcher.tables
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    async def rows(self) -> AsyncIterator[list[Row]]:
+        """Every row, tombstones included, each as it is when its turn comes."""
+        for table in (self._tables.jobs, self._tables.companion):
+            async for found in self._fetcher.scanned(table):
+                if found:
+                    yield [row for row, _ in found]
+
+    async def count(self, kinds: Iterable[str]) -> int:
+        """How many rows there are, as far as the indexes know."""
+        total = 0
+        for kind in kinds:
+            if kind == JOB and not self._tables.walked:
+                total += await self._counted("Scan", {"TableName": self._tables.jobs})
+                continue
+            for index, partition in ((BY_WALK, kind), (BY_DUE, f"{kind}#deleted")):
+                request = {
+                    "TableName": self._tables.name_of(kind),
+                    "IndexName": index.name,
+                    "KeyConditionExpression": "#hash = :hash",
+                    "ExpressionAttributeNames": {"#hash": index.hash},
+                    "ExpressionAttributeValues": {":hash": {"S": partition}},
+                }
+                total += await self._counted("Query", request)
+        return total
+
+    async def _counted(self, operation: str, request: dict[str, Any]) -> int:
+        total, start = 0, None
+        while True:
+            asked = {**request, "Select": "COUNT"} | ({"ExclusiveStartKey": start} if start else {})
+            reply = await self._fetcher.read(operation, asked)
+            total += int(reply["Count"])
+            start = reply.get("LastEvaluatedKey")
+            if not start:
+                return total
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    async def load(self, rows: AsyncIterator[list[Row]], before: Meta) -> Meta:
+        """Put these rows in the place of everything. Returns what the registry says then."""
+        epoch = os.urandom(8).hex()
+        try:
+            await self._put_aside(rows, epoch)
+        except BaseException:
+            await self._clear([f"s#{epoch}"])
+            raise
+        await self._registry.begin_anew(before._replace(loading=epoch), before)
+        return await self.finish(before._replace(loading=epoch))
+
+    async def finish(self, meta: Meta) -> Meta:
+        """Go on with a load that was begun, by whomever."""
+        epoch = meta.loading
+        await self._empty()
+        kinds: set[str] = set()
+        async for some in self._aside(epoch):
+            await self._put(some, epoch)
+            kinds.update(row.kind for row in some)
+        for kind in sorted(kinds):
+            await self._registry.name_kind(kind)
+        after = Meta(epoch, FORMAT, FORMAT, "", meta.walked)
+        await self._registry.begin_anew(after, meta)
+        await self._clear([f"s#{epoch}"])
+        return after
+
+    async def _put_aside(self, rows: AsyncIterator[list[Row]], epoch: str) -> None:
+        number, waiting, size = 0, [], 0
+        async for some in rows:
+            for row in some:
+                check_fits(row, self._tables)
+                waiting.append(row)
+                size += len(row.body) + len(row.marks) + 200
+                if size >= ASIDE_BYTES:
+                    number += 1
+                    await self._put_item_aside(epoch, number, waiting)
+                    waiting, size = [], 0
+        if waiting:
+            await self._put_item_aside(epoch, number + 1, waiting)
+
+    async def _put_item_aside(self, epoch: str, number: int, rows: list[Row]) -> None:
+        raw = zlib.compress(msgspec.msgpack.encode(rows))
+        item = {PK: {"S": f"s#{epoch}"}, SK: {"S": f"{number:010}"}, ROWS: {"B": raw}}
+        await self._fetcher.write_all(self._tables.companion, [{"PutRequest": {"Item": item}}])
+
+    async def _aside(self, epoch: str) -> AsyncIterator[list[Row]]:
+        async for items in self._fetcher.pages("Query", self._partition(f"s#{epoch}")):
+            for item in items:
+                yield _rows.decode(zlib.decompress(binary(item[ROWS])))
+
+    def _partition(self, pk: str) -> dict[str, Any]:
+        return {
+            "TableName": self._tables.companion,
+            "KeyConditionExpression": f"{PK} = :pk",
+            "ExpressionAttributeValues": {":pk": {"S": pk}},
+            "ConsistentRead": True,
+        }
+
+    async def _put(self, rows: Sequence[Row], wid: str) -> None:
+        now = int(time.time())
+        items = [(row.kind, item_of(row, self._tables, wid=wid, trail=b"", now=now)) for row in rows]
+        hints = [hint_item(row, trait, wid) for row in rows for trait in traits_of(row)]
+        jobs = [item for kind, item in items if kind == JOB]
+        others = [item for kind, item in items if kind != JOB]
+        await self._fetcher.write_all(self._tables.jobs, [{"PutRequest": {"Item": item}} for item in jobs])
+        await self._fetcher.write_all(
+            self._tables.companion, [{"PutRequest": {"Item": item}} for item in [*others, *hints]]
+        )
+
+    async def _empty(self) -> None:
+        """Delete every record, every hint and the log; what was put aside and the registry itself stay."""
+        key = self._tables.key
+        request = {
+            "TableName": self._tables.jobs,
+            "ProjectionExpression": "#key",
+            "ExpressionAttributeNames": {"#key": key},
+        }
+        async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
+            await self._fetcher.write_all(self._tables.jobs, [_deletion({key: item[key]}) for item in items])
+        request = {"TableName": self._tables.companion, "ProjectionExpression": f"{PK}, {SK}"}
+        async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
+            going = [_deletion({PK: item[PK], SK: item[SK]}) for item in items if _goes(item)]
+            await self._fetcher.write_all(self._tables.companion, going)
+
+    async def _clear(self, partitions: Sequence[str]) -> None:
+        for pk in partitions:
+            async for items in self._fetcher.pages(
+                "Query", self._partition(pk) | {"ProjectionExpression": f"{PK}, {SK}"}
+            ):
+                await self._fetcher.write_all(
+                    self._tables.companion, [_deletion({PK: item[PK], SK: item[SK]}) for item in items]
+                )
+
+
+def _deletion(key: Item) -> dict[str, Any]:
+    return {"DeleteRequest": {"Key": key}}
+
+
+def _goes(item: Item) -> bool:
+    pk, sk = item[PK]["S"], item[SK]["S"]
+    if pk == REGISTRY:
+        return bool(sk != META)
+    return not str(pk).startswith("s#")
