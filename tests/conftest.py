@@ -1,4 +1,4 @@
-"""What all tests share: a folder short enough for Unix sockets, and hypothesis without clocks."""
+"""What all tests share: a folder short enough for Unix sockets, hypothesis without clocks, servers left as found."""
 
 from __future__ import annotations
 
@@ -10,9 +10,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import leftovers
+
 # A loaded machine is not a failure: no deadline per example. The same examples each time: no flickering gate.
 settings.register_profile("statesvc", deadline=None, derandomize=True)
 settings.load_profile("statesvc")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_on_a_server() -> Iterator[None]:
+    """What a test made on a server of a shared engine goes with it, after its daemons have ended."""
+    yield
+    leftovers.tidy()
+
+
+def pytest_sessionfinish() -> None:
+    leftovers.end()
 
 
 @pytest.fixture

@@ -1,14 +1,20 @@
-"""Where each engine is found in tests. An engine that is registered and not named here fails the contract suite."""
+"""Where each engine is found in tests. An engine that is registered and not named here fails the contract suite.
+
+Owns how an engine is made for a test and what may be expected of it. Must not know servers: places.py has them.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from statesvc.backends import make
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine, Query
 from statesvc.backends.sqlite import SqliteEngine
+from tests.engines import places
 from tests.engines.weak import STALE_QUERIES, WeakEngine, WeakStorage
 
 
@@ -29,6 +35,10 @@ class Address:
     exact_dump: bool = True
     """A dump is the state at its cursor; otherwise each record may be newer."""
 
+    def on(self, make: Callable[[Path], Callable[[], Engine]]) -> Address:
+        """The same promises, kept somewhere else."""
+        return replace(self, make=make)
+
 
 def _memory(_: Path) -> Callable[[], Engine]:
     return MemoryEngine
@@ -44,14 +54,74 @@ def _weak(_: Path) -> Callable[[], Engine]:
     return lambda: WeakEngine(storage)
 
 
+def _redis(_: Path) -> Callable[[], Engine]:
+    settings = places.namespace()
+    return lambda: make(settings)
+
+
+def _cluster(_: Path) -> Callable[[], Engine]:
+    settings = places.namespace_in_a_cluster()
+    return lambda: make(settings)
+
+
+def _dynamodb(_: Path) -> Callable[[], Engine]:
+    settings = places.tables()
+    return lambda: make(settings)
+
+
 ADDRESSES: dict[str, Address] = {
     "memory": Address(_memory, keeps=False),
     "sqlite": Address(_sqlite),
+    "redis": Address(_redis, exact_dump=False),
+    "dynamodb": Address(_dynamodb, one_order=False, exact_dump=False),
 }
+"""What is registered, each under its name."""
 
 WEAK = Address(_weak, one_order=False, stale_queries=STALE_QUERIES, sure=False, exact_dump=False)
 
-EVERY: dict[str, Address] = {**ADDRESSES, "weak": WEAK}
+EVERY: dict[str, Address] = {**ADDRESSES, "cluster": ADDRESSES["redis"].on(_cluster), "weak": WEAK}
+
+EMBEDDED = ["memory", "sqlite"]
+"""Engines whose data is this process's own; what is promised of them alone is tested on them alone."""
+
+FLEETS = [name for name in EVERY if name not in EMBEDDED]
+"""Engines that many daemons may share."""
+
+
+LONG = "STATESVC_TEST_LONG"
+"""Set by `make test-long`: every engine is tried with as many examples as the quickest."""
+
+_SHARE = {"cluster": 0.5, "dynamodb": 0.25}
+"""The share of examples that the gate tries on engines that take long over each. The sequences are the same on every
+engine and the rules above are tried on the quick ones; here the engine's own part is in question, of which most is
+tried by the first few. A cluster runs the engine that has already been tried on one server."""
+
+
+def examples(name: str, usual: int) -> int:
+    """How many examples are tried on an engine."""
+    return usual if os.environ.get(LONG) else max(1, int(usual * _SHARE.get(name, 1)))
+
+
+def repeats(engine: Engine, usual: int) -> int:
+    """How many times the same thing is done on an engine, where more of it only takes longer."""
+    return examples(_innermost(engine).name, usual)
+
+
+def address_of(engine: Engine) -> Address:
+    """What may be expected of an engine, also of one that stands behind another."""
+    return EVERY[_innermost(engine).name]
+
+
+def _innermost(engine: Engine) -> Engine:
+    while (behind := getattr(engine, "real", None)) is not None:
+        engine = behind
+    return engine
+
+
+async def caught_up(engine: Engine) -> None:
+    """From here on queries see everything committed so far, on the engine that may be late too."""
+    for _ in range(address_of(engine).stale_queries):
+        await engine.query(Query(kind="nothing", limit=1))
 
 
 @dataclass
@@ -65,8 +135,7 @@ class Bench:
 
     async def caught_up(self) -> None:
         """From here on queries see everything committed so far."""
-        for _ in range(self.address.stale_queries):
-            await self.engine.query(Query(kind="nothing", limit=1))
+        await caught_up(self.engine)
 
     async def reopened(self) -> Engine:
         await self.engine.close()

@@ -11,7 +11,7 @@ from statesvc.backends import REGISTRY
 from tests.engines.addresses import EVERY, Bench
 
 
-@pytest.fixture(params=[*REGISTRY, "weak"])
+@pytest.fixture(params=[*REGISTRY, "cluster", "weak"])
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     """One engine, open. A registered engine that has no address fails here, test by test."""
     name = request.param

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from statesvc.backends.port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Unit
+from statesvc.backends.port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
 from statesvc_client.errors import StateError
 
 
@@ -28,6 +28,7 @@ class FaultyEngine(Engine):
     def __init__(self, real: Engine) -> None:
         self.real = real
         self.immediate = real.immediate  # type: ignore[misc]  # it is what the engine behind it is
+        self.side_by_side = real.side_by_side
         self.faults: list[Fault] = []
         self.commits = 0
         self._gate = asyncio.Event()
@@ -52,7 +53,14 @@ class FaultyEngine(Engine):
     def let_go(self) -> None:
         self._gate.set()
 
+    def own(self) -> None:
+        self.real.own()
+
     async def open(self) -> None:
+        """Whoever is to be told something by this engine is told it by the one behind it."""
+        self.real.on_broken(self.broke)
+        self.real.began_anew = self.began_anew
+        self.real.adopt = self.adopt
         await self.real.open()
 
     async def close(self) -> None:
@@ -60,6 +68,12 @@ class FaultyEngine(Engine):
 
     async def ping(self) -> None:
         await self.real.ping()
+
+    async def prepare(self, *, dry_run: bool) -> list[Step]:
+        return await self.real.prepare(dry_run=dry_run)
+
+    async def assure(self) -> None:
+        await self.real.assure()
 
     def peek(self, key: Key) -> Row | None:
         return self.real.peek(key)
@@ -69,6 +83,9 @@ class FaultyEngine(Engine):
 
     async def query(self, query: Query) -> list[Row]:
         return await self.real.query(query)
+
+    async def count(self, query: Query) -> int:
+        return await self.real.count(query)
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
         self.commits += 1
@@ -85,6 +102,9 @@ class FaultyEngine(Engine):
 
     async def position(self) -> Cursor:
         return await self.real.position()
+
+    async def position_for_queries(self) -> Cursor:
+        return await self.real.position_for_queries()
 
     async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
         return await self.real.read_log(after, limit)

@@ -297,7 +297,12 @@ async def test_a_snapshot_tells_its_version_its_time_and_what_it_holds(daemon: D
     await filled(client)
     done = (await client.ok("snapshot"))["done"]
     assert done["path"].startswith("snapshots/")
-    assert done["kinds"] == {"job": 2, "volume": 1, "network": 1}
+    # Daemons that share an engine have a lock of their own, once its holder has begun.
+    assert {kind: rows for kind, rows in done["kinds"].items() if kind != "lock"} == {
+        "job": 2,
+        "volume": 1,
+        "network": 1,
+    }
     held = inspect(daemon.server._settings.data / done["path"])
     assert held.header.version
     assert held.header.created_at.startswith(a_time()[:4])

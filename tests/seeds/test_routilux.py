@@ -11,6 +11,7 @@ import pytest
 
 from statesvc_client.blocking import StateStore
 from tests.daemon.harness import serving
+from tests.engines.addresses import repeats
 from tests.seeds.asking import called, event, followed, history, ids, job, record, taken, token, total, until
 from tests.socket.talking import Daemon, Talker
 
@@ -154,13 +155,14 @@ async def test_what_json_has_no_word_for_is_refused(client: Talker):
 async def test_increments_of_racing_connections_all_count(daemon: Daemon):
     await worker(await daemon.client("first"))
     clients = [await daemon.client(f"client-{number}") for number in range(8)]
+    times = repeats(daemon.engine, 100)
 
     async def count(client: Talker) -> None:
         frame = {"op": "update", "kind": "worker", "id": WORKER, "inc": {"/state/counter/count": 1}}
-        assert all(reply["success"] for reply in await client.in_one_go([frame] * 100))
+        assert all(reply["success"] for reply in await client.in_one_go([frame] * times))
 
     await asyncio.gather(*(count(client) for client in clients))
-    assert await routine_state(clients[0], "counter") == {"count": 800}
+    assert await routine_state(clients[0], "counter") == {"count": 8 * times}
 
 
 async def test_a_change_worked_out_from_an_older_state_is_refused(client: Talker):

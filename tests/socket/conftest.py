@@ -10,7 +10,7 @@ import pytest
 
 from statesvc import logs
 from statesvc.backends.port import Engine
-from tests.engines.addresses import EVERY
+from tests.engines.addresses import EVERY, FLEETS
 from tests.engines.faulty import FaultyEngine
 from tests.socket.talking import Daemon, Talker, settings_for
 
@@ -52,6 +52,13 @@ async def start(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 @pytest.fixture
 async def daemon(engine: Engine, start: Start) -> Daemon:
     return await start(engine)
+
+
+@pytest.fixture(params=FLEETS)
+async def fleet(request: pytest.FixtureRequest, tmp_path: Path, start: Start) -> list[Daemon]:
+    """Three daemons on one store, on each engine that can be shared."""
+    make = EVERY[request.param].make(tmp_path)
+    return [await start(make()) for _ in range(3)]
 
 
 @pytest.fixture

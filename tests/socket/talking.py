@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from statesvc.backends.port import Engine, Query
+from statesvc.backends.port import Engine
 from statesvc.config import Settings
 from statesvc.server import Server
-from tests.engines.weak import STALE_QUERIES
+from tests.engines.addresses import caught_up
 
 PATIENCE = 60.0
 """Seconds a reply may take on a machine that is busy with something else."""
@@ -129,8 +129,13 @@ class Daemon:
 
     async def caught_up(self) -> None:
         """From here on lists see every write answered so far, on the engine that may be late too."""
-        for _ in range(STALE_QUERIES if self.engine.name == "weak" else 0):
-            await self.engine.query(Query(kind="nothing", limit=1))
+        await caught_up(self.engine)
+
+    async def at_rest(self) -> None:
+        """From here on the daemon writes nothing of itself for a while: the first round of its duties is over."""
+        async with asyncio.timeout(PATIENCE):
+            while self.server._upkeep.last_run is None:
+                await asyncio.sleep(0.01)
 
     async def stop(self) -> int:
         for talker in self._talkers:

@@ -1,4 +1,4 @@
-"""What admins ask for: snapshot, restore, check, sweep, freeze and thaw, and nobody else gets it."""
+"""What admins ask for: snapshot, restore, check, sweep, freeze, thaw and feed, and nobody else gets it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statesvc.store.snapshots import inspect
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Json, Talker
 
-ADMIN_OPS = ["snapshot", "restore", "check", "sweep", "freeze", "thaw"]
+ADMIN_OPS = ["snapshot", "restore", "check", "sweep", "freeze", "thaw", "feed"]
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ async def jobs_of(client: Talker) -> dict[str, Json]:
 
 
 async def test_a_restore_brings_back_what_a_snapshot_holds(daemon, client, admin, data):
+    await daemon.at_rest()
     await fill(client)
     await daemon.caught_up()
     before = await jobs_of(client)
@@ -46,9 +47,11 @@ async def test_a_restore_brings_back_what_a_snapshot_holds(daemon, client, admin
     reply = await admin.ok("restore", path="kept.snapshot")
     assert await jobs_of(client) == before
     done = saved["done"]
-    assert (done["path"], done["rows"], done["kinds"]) == ("kept.snapshot", 30, {"job": 30})
+    # Daemons that share an engine have a lock of their own: who holds it does the duties.
+    own = {} if daemon.engine.immediate else {"lock": 1}
+    assert (done["path"], done["rows"], done["kinds"]) == ("kept.snapshot", 30 + len(own), {"job": 30, **own})
     assert reply["done"] == {name: done[name] for name in reply["done"]}
-    assert inspect(data / "kept.snapshot").footer.rows == 30
+    assert inspect(data / "kept.snapshot").footer.rows == done["rows"]
 
 
 async def test_a_restore_begins_a_new_epoch_which_the_next_hello_tells(daemon, client, admin):

@@ -12,6 +12,7 @@ from statesvc.backends.port import Engine
 from statesvc.store import allocation
 from statesvc_client.errors import Unavailable
 from tests.daemon.harness import serving
+from tests.engines.addresses import EMBEDDED
 from tests.engines.faulty import FaultyEngine
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Json, Talker
@@ -129,9 +130,9 @@ async def test_an_address_named_by_a_record_is_free_when_the_record_names_anothe
     assert (await refused(client))[0] == "conflict"
 
 
+@pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
 async def test_an_address_named_in_the_same_breath_is_not_given_out(daemon: Daemon):
-    if not daemon.engine.immediate:
-        pytest.skip("where records are shared, what others name is seen a little later")
+    """Where records are shared, what others name is seen a little later."""
     client = await daemon.client(None)
     await network(client)
     assert await allocate(client) == "10.0.0.2"
@@ -263,12 +264,8 @@ async def test_after_a_failed_commit_the_address_is_free(start: Start, faulty: F
     assert await allocate(client) == "10.0.0.3"
 
 
-async def test_daemons_that_share_a_store_never_give_out_one_address_twice(start: Start):
-    from tests.engines.weak import WeakEngine, WeakStorage
-
-    storage = WeakStorage(seed=7)
-    daemons = [await start(WeakEngine(storage)) for _ in range(3)]
-    talkers = [await daemon.client(None) for daemon in daemons]
+async def test_daemons_that_share_a_store_never_give_out_one_address_twice(fleet: list[Daemon]):
+    talkers = [await daemon.client(None) for daemon in fleet]
     await network(talkers[0], cidr="10.0.0.0/27")
 
     async def take(talker: Talker) -> list[str]:

@@ -116,3 +116,16 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_others(engine: E
     for number in range(50):
         await other.ok("create", job={"uuid": f"j{number}"})
     assert len(await deaf.receive_all(200)) == 200
+
+
+async def test_a_get_sees_what_was_sent_before_it_and_nothing_sent_after_it(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a", "n": 0}, seq=1)
+    frames: list[dict[str, object]] = []
+    for number in range(1, 61):
+        frames += [
+            {"op": "update", "jobId": "a", "inc": {"n": 1}, "seq": number + 1},
+            {"op": "get", "jobId": "a"},
+        ]
+    replies = await client.in_one_go(frames)
+    assert [reply["job"]["n"] for reply in replies[1::2]] == list(range(1, 61))

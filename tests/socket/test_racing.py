@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines.weak import WeakEngine, WeakStorage
-from tests.socket.conftest import Start
-from tests.socket.talking import Daemon, Talker
+from tests.socket.following import events, watching
+from tests.socket.talking import PATIENCE, Daemon, Talker
 
 CONNECTIONS = 20
 JOBS = 200
@@ -65,13 +64,7 @@ async def test_the_same_job_raced_over_every_connection_at_once_ends_completed(d
         assert job["status"] == "COMPLETED"
 
 
-# --- several daemons on one storage ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def fleet(start: Start) -> list[Daemon]:
-    storage = WeakStorage(seed=11)
-    return [await start(WeakEngine(storage)) for _ in range(3)]
+# --- several daemons on one store ------------------------------------------------------------------------------------
 
 
 async def insist(talker: Talker, frame: dict[str, Any]) -> dict[str, Any]:
@@ -145,3 +138,65 @@ async def test_what_one_daemon_wrote_the_others_read(fleet: list[Daemon]):
     for other in others:
         assert (await other.ok("get", jobId="a"))["job"] == made
     assert len({daemon.engine.epoch for daemon in fleet}) == 1
+
+
+async def test_a_fleet_hands_out_every_job_once(fleet: list[Daemon]):
+    talkers = [await daemon.client(f"c{place}") for place, daemon in enumerate(fleet)]
+    names = {f"j{number:02}" for number in range(30)}
+    await talkers[0].ok("sync", jobs=[{"uuid": name, "status": "QUEUED"} for name in names], seq=1)
+
+    async def work(talker: Talker) -> list[tuple[str, int]]:
+        """Until nothing is left: claims of up to three jobs, each sent again until its fate is known."""
+        taken: list[tuple[str, int]] = []
+        while len(gone) < len(names):
+            talker.seq += 1
+            frame = {"op": "claim", "holder": "w", "limit": 3, "ttl": 3600, "seq": talker.seq + 1, "floor": talker.seq}
+            reply = await insist(talker, frame)
+            assert reply["success"], reply
+            got = [(job["uuid"], job["lease"]["token"]) for job in reply.get("jobs", [])]
+            gone.update(name for name, _ in got)
+            taken += got
+        return taken
+
+    gone: set[str] = set()
+    async with asyncio.timeout(PATIENCE):
+        taken = [each for some in await asyncio.gather(*map(work, talkers)) for each in some]
+    assert sorted(taken) == sorted((name, 1) for name in names)
+
+
+async def test_a_lock_of_a_fleet_has_one_holder_at_a_time_and_tokens_that_grow(fleet: list[Daemon]):
+    talkers = [await daemon.client(f"c{place}") for place, daemon in enumerate(fleet)]
+    held: list[int] = []
+
+    async def hold(talker: Talker) -> None:
+        for turn in range(5):
+            seq = 2 * turn + 1
+            claim = {"op": "claim", "kind": "lock", "id": "l", "holder": "h", "ttl": 3600, "wait": 30}
+            reply = await insist(talker, {**claim, "seq": seq, "floor": seq})
+            (lock,) = reply["records"]
+            token = lock["lease"]["token"]
+            held.append(token)
+            release = {"op": "release", "kind": "lock", "id": "l", "token": token, "seq": seq + 1, "floor": seq + 1}
+            assert (await insist(talker, release))["success"]
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*map(hold, talkers))
+    assert held == list(range(1, 16))
+
+
+async def test_a_watcher_at_one_daemon_sees_what_all_of_them_write(fleet: list[Daemon]):
+    watchers = [await watching(daemon) for daemon in fleet]
+    talkers = [await daemon.client(f"c{place}") for place, daemon in enumerate(fleet)]
+
+    async def write(talker: Talker, place: int) -> None:
+        for seq in range(1, 11):
+            frame = {"op": "update", "jobId": f"j{seq % 2}-{place}", "inc": {"n": 1}, "upsert": True}
+            assert (await insist(talker, {**frame, "seq": seq, "floor": seq}))["success"]
+
+    writing = asyncio.gather(*(write(talker, place) for place, talker in enumerate(talkers)))
+    for seen in await asyncio.gather(*(events(watcher, 30) for watcher in watchers)):
+        revisions: dict[str, list[int]] = {}
+        for each in seen:
+            revisions.setdefault(each["id"], []).append(each["revision"])
+        assert revisions == {f"j{half}-{place}": list(range(1, 6)) for half in (0, 1) for place in range(3)}
+    await writing

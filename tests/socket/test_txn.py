@@ -9,6 +9,7 @@ import pytest
 from statesvc.backends.port import Engine
 from statesvc.config.model import Limits
 from statesvc_client.errors import Unavailable
+from tests.engines.addresses import EMBEDDED
 from tests.engines.faulty import FaultyEngine
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Json, Talker
@@ -178,10 +179,12 @@ async def test_without_numbers_a_transaction_is_never_applied_twice(daemon: Daem
     assert doubtful == 0 or not daemon.engine.immediate
 
 
+@pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
 async def test_what_was_decided_on_a_failed_commit_fails_with_it(start: Start, faulty: FaultyEngine):
-    """The second transaction finds the record of the first, whose commit then fails: it must not say `exists`."""
-    if not faulty.immediate:
-        pytest.skip("writers of a shared engine take turns")
+    """The second transaction finds the record of the first, whose commit then fails: it must not say `exists`.
+
+    Writers of a shared engine take turns: there it is decided on what is stored.
+    """
     daemon = await start(faulty)
     one, two = await daemon.client("one"), await daemon.client("two")
     faulty.hold()

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from statesvc.backends.port import Engine, Query, Row
+from statesvc.backends.port import Engine, Row
 from statesvc.store.claims import Claims
 from statesvc.store.clock import SECOND, Clock
 from statesvc.store.duties import Done, Duties
+from statesvc.store.racing import Decided
 from statesvc.store.records import decode
 from statesvc.store.retention import Kept, Retention
-from statesvc.store.store import Decided, Store
+from statesvc.store.store import Store
 from statesvc.store.writes import Caller
 from statesvc_client import wire
 from statesvc_client.errors import StateError
-from tests.engines.addresses import EVERY
-from tests.engines.weak import STALE_QUERIES
+from tests.engines.addresses import EVERY, caught_up
 
 DAY = 86_400
 
@@ -132,8 +132,7 @@ class World:
         return await self.round()
 
     async def caught_up(self) -> None:
-        for _ in range(STALE_QUERIES if self.engine.name == "weak" else 0):
-            await self.engine.query(Query(kind="nothing", limit=1))
+        await caught_up(self.engine)
 
     async def restarted(self) -> World:
         """Another daemon on the same data that knows nothing yet; this one has ended."""

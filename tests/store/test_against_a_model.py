@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine
-from statesvc.backends.sqlite import SqliteEngine
 from statesvc.store.clock import Clock
 from statesvc.store.listing import list_records
+from statesvc.store.racing import Decided
 from statesvc.store.records import decode
-from statesvc.store.store import Decided, Store
+from statesvc.store.store import Store
 from statesvc.store.syncing import sync
 from statesvc.store.writes import Caller
 from statesvc_client.errors import StateError
 from statesvc_client.wire import Create, Delete, Get, List, Request, Sync, Update
-from tests.engines.weak import STALE_QUERIES, WeakEngine, WeakStorage
+from tests.engines.addresses import EVERY, caught_up, examples
+from tests.engines.weak import WeakEngine, WeakStorage
 
 NAMES = st.sampled_from(["a", "b", "c"])
 VALUES = (
@@ -60,11 +60,14 @@ def merged(target: Any, change: Any) -> Any:
 class StoreMachine(RuleBasedStateMachine):
     """Records by name, each a plain dictionary with its revision; tombstones by name."""
 
+    engine_name = "memory"
+
     def make_engine(self) -> Engine:
-        return MemoryEngine()
+        return EVERY[self.engine_name].make(Path(self.folder.name))()
 
     def __init__(self) -> None:
         super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
         self.loop = asyncio.new_event_loop()
         self.engine = self.make_engine()
         self.store = Store(self.engine, clock=Ticking())
@@ -85,6 +88,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.loop.run_until_complete(self.engine.check()) == []
         self.loop.run_until_complete(self.engine.close())
         self.loop.close()
+        self.folder.cleanup()
 
     # --- doing -------------------------------------------------------------------------------------------------------
 
@@ -250,8 +254,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {row.id for row in page.rows} == set(self.model)
 
     async def list_caught_up(self) -> Any:
-        for _ in range(STALE_QUERIES):
-            await list_records(self.store, List(kind="nothing"), Caller(said_hello=True))
+        await caught_up(self.engine)
         return await list_records(self.store, List(), Caller(said_hello=True))
 
 
@@ -262,27 +265,22 @@ class WeakStoreMachine(StoreMachine):
         return WeakEngine(WeakStorage(seed=1, unknown=0.3))
 
 
-class SqliteStoreMachine(StoreMachine):
-    """The same on files."""
-
-    def make_engine(self) -> Engine:
-        self.folder = tempfile.TemporaryDirectory()
-        return SqliteEngine(Path(self.folder.name) / "data", durability="os")
-
-    def teardown(self) -> None:
-        super().teardown()
-        self.folder.cleanup()
+def machine_on(name: str) -> type[StoreMachine]:
+    """The machine with its records on that engine."""
+    if name == "weak":
+        return WeakStoreMachine
+    return type(f"StoreMachineOn{name.title()}", (StoreMachine,), {"engine_name": name})
 
 
-_settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
-
-
-@pytest.mark.parametrize(
-    "machine", [StoreMachine, SqliteStoreMachine, WeakStoreMachine], ids=["memory", "sqlite", "weak"]
-)
-def test_any_sequence_of_writes_ends_where_the_model_ends(machine: type[StoreMachine]):
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(machine, settings=_settings)
+@pytest.mark.parametrize("name", list(EVERY))
+def test_any_sequence_of_writes_ends_where_the_model_ends(name: str):
+    run_state_machine_as_test(
+        machine_on(name),
+        settings=settings(
+            max_examples=examples(name, 40),
+            stateful_step_count=25,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+        ),
+    )

@@ -303,12 +303,13 @@ async def test_a_daemon_that_stood_still_itself_does_not_count_the_time(world: W
     assert (await world.renew("lock", token or 0)).token == 1
 
 
-async def test_leases_that_were_given_back_leave_nothing_behind(world: World):
-    for number in range(1500):
+async def test_leases_that_were_given_back_leave_nothing_behind(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("statesvc.store.leases.SPARE_PLANS", 100)
+    for number in range(150):
         token = await world.lock(f"l{number % 3}", ttl=86_400.0)
         await world.write(wire.Release(kind="lock", id=f"l{number % 3}", token=token or 0))
     assert len(world.store.leases) == 0
-    assert len(world.store.leases._ends) < 1100
+    assert len(world.store.leases._ends) <= 100 + 3
     assert not world.store.leases._by_origin
 
 
@@ -339,7 +340,9 @@ async def test_a_token_does_not_come_again_when_an_id_does(world: World):
     assert await code_of(world.update("a", token=claimed["lease"]["token"], late=True)) == "lease_lost"
 
 
-async def test_eight_who_wait_get_eight_records_however_they_come(world: World):
+async def test_eight_who_wait_get_eight_records_however_they_come(world: World, monkeypatch: pytest.MonkeyPatch):
+    # Who lost a race for the record it was woken for finds another when it looks again.
+    monkeypatch.setattr("statesvc.store.claims.LOOK_AGAIN_SECONDS", 0.1)
     for round_ in range(5):
         waits: list[set[asyncio.Future[None]]] = [set() for _ in range(8)]
         claims = [

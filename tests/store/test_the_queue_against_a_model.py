@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine
-from statesvc.backends.sqlite import SqliteEngine
 from statesvc.store import readiness
 from statesvc_client import wire
 from statesvc_client.errors import StateError
+from tests.engines.addresses import EVERY, examples
 from tests.engines.weak import WeakEngine, WeakStorage
 from tests.store.conftest import World
 
@@ -54,11 +53,14 @@ class Job:
 class QueueMachine(RuleBasedStateMachine):
     """Four jobs that may depend on those before them, two locks, and time."""
 
+    engine_name = "memory"
+
     def make_engine(self) -> Engine:
-        return MemoryEngine()
+        return EVERY[self.engine_name].make(Path(self.folder.name))()
 
     def __init__(self) -> None:
         super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
         self.loop = asyncio.new_event_loop()
         self.world = World(self.make_engine())
         self.wait(self.begin())
@@ -76,6 +78,7 @@ class QueueMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.wait(self.end())
         self.loop.close()
+        self.folder.cleanup()
 
     async def end(self) -> None:
         await self.world.store.stop()
@@ -275,28 +278,21 @@ class QueueMachine(RuleBasedStateMachine):
             assert ("startedAt" in record) >= (job.status == "RUNNING")
 
 
-class SqliteQueueMachine(QueueMachine):
-    def make_engine(self) -> Engine:
-        self.folder = tempfile.TemporaryDirectory()
-        return SqliteEngine(Path(self.folder.name) / "data", durability="os")
-
-    def teardown(self) -> None:
-        super().teardown()
-        self.folder.cleanup()
-
-
 class WeakQueueMachine(QueueMachine):
     def make_engine(self) -> Engine:
         return WeakEngine(WeakStorage(seed=3, unknown=0.2))
 
 
-@pytest.mark.parametrize(
-    ("machine", "examples"),
-    [(QueueMachine, 60), (SqliteQueueMachine, 15), (WeakQueueMachine, 25)],
-    ids=["memory", "sqlite", "weak"],
-)
-def test_any_sequence_of_claims_and_failures_ends_where_the_model_ends(machine: type[QueueMachine], examples: int):
-    run_machine(machine, examples)
+def machine_on(name: str) -> type[QueueMachine]:
+    """The machine with its records on that engine."""
+    if name == "weak":
+        return WeakQueueMachine
+    return type(f"QueueMachineOn{name.title()}", (QueueMachine,), {"engine_name": name})
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_any_sequence_of_claims_and_failures_ends_where_the_model_ends(name: str):
+    run_machine(machine_on(name), examples(name, 60 if name == "memory" else 25))
 
 
 def test_the_same_holds_when_only_the_very_front_of_the_queue_is_in_memory(monkeypatch: pytest.MonkeyPatch):
