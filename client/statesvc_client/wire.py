@@ -374,9 +374,22 @@ class Thaw(Admin, tag="thaw"):
     codes = ("denied",)
 
 
+class Feed(Admin, tag="feed"):
+    purpose = (
+        "Hand out what is stored as it is stored, for `statesvc migrate`: all rows, a piece a reply, the next one with "
+        "`cursor`; or with `after` the entries of the log behind that place."
+    )
+    reply_fields = ("feed", "cursor", "nextCursor", "total")
+    codes = ("bad_request", "denied", "gone", "busy")
+
+    cursor: str | None = None
+    after: str | None = None
+
+
 AnyRequest = (
     Ping | Hello | Create | Update | Delete | Get | List | Sync | Txn | Claim | Renew | Release | Cancel | Retry
     | Emit | History | Watch | Unwatch | Stats | Stuck | Health | Snapshot | Restore | Check | Sweep | Freeze | Thaw
+    | Feed
 )  # fmt: skip
 OPS: dict[str, type[Request]] = {str(cls.__struct_config__.tag): cls for cls in get_args(AnyRequest)}
 
@@ -531,6 +544,8 @@ class Reply(Struct, rename="camel", omit_defaults=True, kw_only=True):
     problems: list[str] | UnsetType = UNSET
     repaired: list[str] | None = None
     done: dict[str, Any] | None = None
+    feed: bytes | UnsetType = UNSET
+    """Rows or entries of the log, packed as the daemon keeps them: for `statesvc migrate` of the same version alone."""
 
 
 class Acked(Struct):

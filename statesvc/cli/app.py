@@ -16,6 +16,7 @@ from statesvc.cli.failures import exit_code_of, explained
 # In the order of the help: the daemon, the verbs as a record lives, the rest.
 COMMANDS = {
     "serve": "statesvc.cli.serve",
+    "init": "statesvc.cli.preparing",
     "ping": "statesvc.cli.records",
     "create": "statesvc.cli.records",
     "update": "statesvc.cli.records",
@@ -38,6 +39,7 @@ COMMANDS = {
     "snapshot": "statesvc.cli.snapshots",
     "export": "statesvc.cli.exchange",
     "import": "statesvc.cli.exchange",
+    "migrate": "statesvc.cli.migrate",
     "check": "statesvc.cli.upkeep",
     "sweep": "statesvc.cli.upkeep",
     "freeze": "statesvc.cli.upkeep",

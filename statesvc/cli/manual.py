@@ -24,22 +24,24 @@ Made from the commands by `python -m statesvc.cli.manual`; a test keeps it true.
 a line in both, since `watch` has no end. A job's `secretEnvironment` is never in a table, and in JSON only with
 `--show-secrets`.
 
-**Long work** (`snapshot`, `check`, `sweep`, `export`, `import`) shows on stderr how far it is: a bar on a terminal, a
-line every few seconds elsewhere.
+**Long work** (`snapshot`, `check`, `sweep`, `export`, `import`, `migrate`) shows on stderr how far it is: a bar on a
+terminal, a line every few seconds elsewhere; `migrate -o json` is quiet.
 
 **Errors** are one line on stderr, `CODE: text`, with the codes of the protocol.
 
 | exit code | of client verbs |
 |---|---|
 | 0 | done |
-| 1 | any other error; `health` of a daemon that is not ready |
+| 1 | any other error; `health` of a daemon that is not ready; `init --dry-run` that found something missing |
 | 2 | wrong usage |
 | 3 | `not_found`, `gone` |
-| 4 | `conflict`, `exists`, `invalid_transition`, `lease_lost`; a `sync` or `import` with rejected records |
+| 4 | `conflict`, `exists`, `invalid_transition`, `lease_lost`; `sync`, `import`: some rejected; `migrate`: not empty |
 | 5 | no daemon, no answer in time, `unavailable`, `busy`, `no_space` |
-| 65 | `check` found problems, or some remain |
+| 65 | `check`, `init`: something is wrong, or remains so; `migrate`: source and target differ in the end |
+| 69 | `init`: the engine cannot be reached |
 | 74 | `lock`: the lock was lost while the command ran |
-| 75 | `claim`, `lock`: nothing was free; `--offline`: a daemon has the folder |
+| 75 | `claim`, `lock`: nothing was free; `--offline`, `migrate`: a daemon has the folder |
+| 130 | `migrate` was interrupted: the same command goes on |
 
 | exit code | of `serve` |
 |---|---|
@@ -49,7 +51,7 @@ line every few seconds elsewhere.
 | 73 | unsafe path |
 | 74 | I/O failure |
 | 75 | another instance is running |
-| 78 | bad configuration; also of `config show` and `config check` |
+| 78 | bad configuration; also of `config show`, `config check`, `init` and `migrate` |
 """
 
 

@@ -1,4 +1,4 @@
-"""Administration on the wire: snapshot, restore, check, sweep, freeze, thaw.
+"""Administration on the wire: snapshot, restore, check, sweep, freeze, thaw, feed.
 
 Owns the shape of their replies and how often progress is told. Must not know what is done to the store.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from statesvc_client import wire
+from statesvc_client.errors import BadRequest, Unavailable
 
 from ..answers import Answer, Handler, Session, replied, succeeded
 from ..store.administration import Administration
+from ..store.feeding import Copy, Feeding
 from ..store.store import Store
 
 PROGRESS_SECONDS = 0.2
@@ -27,6 +30,7 @@ class AdministrationHandlers:
         self._store = store
         self._administration = administration
         self._sweep_now = sweep
+        self._feeding = Feeding(store)
 
     def table(self) -> dict[type[wire.Request], Handler]:
         return {
@@ -36,6 +40,7 @@ class AdministrationHandlers:
             wire.Sweep: self._sweep,
             wire.Freeze: self._freeze,
             wire.Thaw: self._thaw,
+            wire.Feed: self._feed,
         }
 
     async def _snapshot(self, request: wire.Snapshot, session: Session) -> Answer:
@@ -65,6 +70,30 @@ class AdministrationHandlers:
     async def _thaw(self, request: wire.Thaw, _: Session) -> Answer:
         await self._administration.thaw()
         return replied(succeeded(request), request)
+
+    async def _feed(self, request: wire.Feed, session: Session) -> Answer:
+        if request.after is not None:
+            entries = await self._feeding.entries(request.after)
+            return replied(succeeded(request, feed=entries.piece, cursor=entries.cursor), request)
+        copy = await self._copy(request, session)
+        piece, more = await copy.piece()
+        next_cursor = copy.name if more else None
+        reply = succeeded(request, feed=piece, cursor=copy.cursor, next_cursor=next_cursor, total=copy.total)
+        return replied(reply, request)
+
+    async def _copy(self, request: wire.Feed, session: Session) -> Copy:
+        """The copy a request means; a new one lasts no longer than the connection that began it."""
+        if request.cursor is not None:
+            return self._feeding.under_way(request.cursor)
+        if request.request_id in session.watches:
+            raise BadRequest("a watch of this connection has the same requestId: give each its own")
+        copy = await self._feeding.begin()
+        if session.is_leaving:
+            copy.end()
+            raise Unavailable("this connection ends: ask on another one")
+        session.watches[request.request_id] = copy
+        copy.ended.append(partial(session.watches.__delitem__, request.request_id))
+        return copy
 
 
 class _Progress:

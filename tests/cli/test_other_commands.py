@@ -46,7 +46,10 @@ def test_serve_says_nothing_on_standard_output_when_it_is_no_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--backend", "dynamodb"], "backend 'dynamodb' is not part of this version; known: memory, sqlite"),
+        (
+            ["--backend", "postgres"],
+            "backend 'postgres' is not part of this version; known: memory, sqlite, redis, dynamodb",
+        ),
         (
             ["--durability", "disc"],
             "durability: 'disc' is not allowed (flag --durability); it takes one of: disk, os",

@@ -16,6 +16,7 @@ from statesvc_client.wire import (
     Delete,
     Emit,
     EventLine,
+    Feed,
     Get,
     Happening,
     Health,
@@ -137,6 +138,8 @@ REQUESTS = [
     (b'{"op":"snapshot","path":"a.snapshot","progress":true}', Snapshot(path="a.snapshot", progress=True)),
     (b'{"op":"restore","path":"a.snapshot"}', Restore(path="a.snapshot")),
     (b'{"op":"check","repair":true}', Check(repair=True)),
+    (b'{"op":"feed","requestId":"f","cursor":"c"}', Feed(request_id="f", cursor="c")),
+    (b'{"op":"feed","after":"e.7"}', Feed(after="e.7")),
     # Spelling is forgiven, what is not known is ignored, space is space.
     (b'{"OP":"get","JOBID":"j","RequestID":"r","whatever":[1,{}]}', Get(job_id="j", request_id="r")),
     (b' {\t"op" : "get" , "jobid":"j"}\r', Get(job_id="j")),
@@ -214,6 +217,10 @@ REPLIES = [
         ),
     ),
     (Acked(acked=12), b'{"acked":12,"success":true}\n'),
+    (
+        Reply(request_id=1, success=True, next_cursor="n", total=2, cursor="e.7", feed=b"\x91\x00\xff"),
+        b'{"requestId":1,"success":true,"nextCursor":"n","total":2,"cursor":"e.7","feed":"kQD/"}\n',
+    ),
     (
         Reply(request_id="r", success=True, lease=Lease(holder="w", token=2, ttl=1.5, beat=3), cancel_requested=True),
         (
@@ -300,7 +307,7 @@ def test_what_a_client_encodes_decodes_to_the_same_request(request_: wire.Reques
 def test_the_op_table_names_every_op_once():
     ops = """
         ping hello create update delete get list sync txn claim renew release cancel retry emit history watch unwatch
-        stats stuck health snapshot restore check sweep freeze thaw
+        stats stuck health snapshot restore check sweep freeze thaw feed
     """
     assert list(wire.OPS) == ops.split()
     for op, cls in wire.OPS.items():
@@ -308,7 +315,7 @@ def test_the_op_table_names_every_op_once():
         assert cls.purpose
     writes = "create update delete sync txn claim renew release cancel retry emit restore"
     assert {op for op, cls in wire.OPS.items() if cls.writes} == set(writes.split())
-    admin = "snapshot restore check sweep freeze thaw"
+    admin = "snapshot restore check sweep freeze thaw feed"
     assert {op for op, cls in wire.OPS.items() if cls.admin} == set(admin.split())
 
 

@@ -1,0 +1,72 @@
+"""A store held open here, engine and all, for a move: read, written to, frozen and thawed as a whole.
+
+Owns the order of opening and closing it. Must not know addresses, nor what is moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from ..backends.port import DataCorrupt, Engine
+from ..store.administration import Administration
+from ..store.adopting import adopted
+from ..store.heeding import SETTLE_SECONDS, TRUST_SECONDS
+from ..store.kinds import Kinds
+from ..store.store import Store
+
+
+class Damaged(Exception):
+    """What is stored there cannot be trusted."""
+
+    exit_code = 65
+
+
+class Holding:
+    """An open engine, and the rules for what is done to it as a whole."""
+
+    def __init__(self, engine: Engine, kinds: Kinds, data: Path) -> None:
+        self.engine = engine
+        self.store = Store(engine, kinds=kinds)
+        engine.adopt = partial(adopted, self.store)
+        self._administration = Administration(self.store, data)
+        self._heeded = engine.immediate
+        """Every daemon on it has heard of the freeze that was found here, or had the time to."""
+
+    async def open(self) -> Self:
+        """Raises `AlreadyRunning` when a daemon has the data to itself."""
+        self.engine.own()
+        try:
+            await self.engine.open()
+            await self._administration.load()
+        except DataCorrupt as corrupt:
+            await self.engine.close()
+            raise Damaged(str(corrupt)) from None
+        except BaseException:
+            await self.engine.close()
+            raise
+        self.store.start()
+        return self
+
+    async def close(self) -> None:
+        await self._administration.stop()
+        await self.store.stop()
+        await self.engine.close()
+
+    @property
+    def frozen(self) -> bool:
+        return self.store.frozen
+
+    async def freeze(self) -> None:
+        """From the return of this on no daemon changes a record there."""
+        if self.store.frozen and not self._heeded:
+            # Whoever froze it may have been killed before the others could hear of it.
+            await asyncio.sleep(TRUST_SECONDS + SETTLE_SECONDS)
+        else:
+            await self._administration.freeze()
+        self._heeded = True
+
+    async def thaw(self) -> None:
+        await self._administration.thaw()
