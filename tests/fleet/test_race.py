@@ -1,0 +1,175 @@
+"""Everybody at once, on one namespace: every record's history has an order, one holder a lease, every job ends once.
+
+That the verdicts would notice is shown on engines that break the port's rules: each of them is found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statesvc import logs
+from statesvc.backends.port import Cursor, Key, LogEntry, Result, Row, Unit
+from tests.daemon.harness import Daemon as Process
+from tests.daemon.harness import serving
+from tests.dynamodb import servers as dynamodb
+from tests.engines.weak import WeakEngine, WeakStorage
+from tests.fleet.daemons import a_namespace, dynamodb_values, fleet
+from tests.fleet.race import Plan, Race
+from tests.fleet.verdicts import faults, figures
+from tests.redis import servers as redis
+from tests.socket.talking import Daemon, settings_for
+
+SHORT = Plan(operations=1500, jobs=60, cold=40, ttl=1.0)
+SLOW = Plan(operations=300, mixed=8, lockers=3, workers=3, jobs=15, hot=4, cold=20, ttl=3.0)
+"""For engines that take long over each call."""
+
+
+def judge(race: Race) -> None:
+    print("\n".join(figures(race)))
+    assert faults(race) == []
+    assert race.story.ops
+    assert race.story.completed
+
+
+# --- daemons as processes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_one_daemon_keeps_every_promise_under_a_mixed_load(socket_folder: Path, backend: str):
+    with serving(socket_folder, backend=backend) as daemon:
+        race = Race([daemon.socket], SHORT)
+        asyncio.run(race.run())
+        judge(race)
+
+
+@contextmanager
+def on_redis(folder: Path) -> Iterator[list[Process]]:
+    with redis.Server() as server, fleet(folder, "redis", server.settings(namespace=a_namespace()), 3) as daemons:
+        yield daemons
+
+
+@contextmanager
+def on_a_cluster(folder: Path) -> Iterator[list[Process]]:
+    with redis.Cluster() as cluster, fleet(folder, "redis", cluster.settings(namespace=a_namespace()), 3) as daemons:
+        yield daemons
+
+
+@contextmanager
+def on_dynamodb(folder: Path) -> Iterator[list[Process]]:
+    env = dynamodb.environment()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        with fleet(folder, "dynamodb", dynamodb_values(dynamodb.endpoint()), 3, env=env) as daemons:
+            yield daemons
+
+
+@pytest.mark.parametrize(
+    ("served", "plan"),
+    [(on_redis, SHORT), (on_a_cluster, SHORT), (on_dynamodb, SLOW)],
+    ids=["redis", "cluster", "dynamodb"],
+)
+def test_daemons_on_one_namespace_keep_every_promise_under_a_mixed_load(socket_folder: Path, served: Any, plan: Plan):
+    with served(socket_folder) as daemons:
+        race = Race([daemon.socket for daemon in daemons], plan)
+        asyncio.run(race.run())
+        judge(race)
+
+
+# --- daemons on the weak engine --------------------------------------------------------------------------------------
+
+StartFleet = Callable[[type[WeakEngine]], Awaitable[list[Path]]]
+
+
+@pytest.fixture
+async def start_fleet(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartFleet]:
+    """Starts three daemons of this process on one storage."""
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(logs, "_write", lambda _: None)
+    daemons: list[Daemon] = []
+
+    async def start(engine: type[WeakEngine]) -> list[Path]:
+        storage = WeakStorage(seed=5, unknown=0.1)
+        for number in range(3):
+            folder = socket_folder / str(number)
+            folder.mkdir(mode=0o700)
+            daemons.append(await Daemon(engine(storage), settings_for(folder)).start())
+        return [socket_folder / str(number) / "s.sock" for number in range(3)]
+
+    yield start
+    for daemon in daemons:
+        await daemon.store.commits.settled()
+        assert await daemon.stop() == 0
+
+
+async def test_daemons_on_the_weak_engine_keep_every_promise_under_a_mixed_load(start_fleet: StartFleet):
+    race = Race(await start_fleet(WeakEngine), SHORT)
+    await race.run()
+    judge(race)
+
+
+class Forgetful(WeakEngine):
+    """Says that a unit was applied, and did not."""
+
+    def _attempt(self, unit: Unit) -> Result:
+        return "applied" if self.storage.chance.random() < 0.02 else super()._attempt(unit)
+
+
+class Careless(WeakEngine):
+    """Applies what was decided on a state that is gone."""
+
+    def _attempt(self, unit: Unit) -> Result:
+        result = super()._attempt(unit)
+        if result == "conflict" and self.storage.chance.random() < 0.5:
+            for row, _, event in unit:
+                self.storage._store(row, event)
+            return "applied"
+        return result
+
+
+class Lying(WeakEngine):
+    """Says that a unit met a conflict, and applied it."""
+
+    def _attempt(self, unit: Unit) -> Result:
+        result = super()._attempt(unit)
+        return "conflict" if result == "applied" and self.storage.chance.random() < 0.02 else result
+
+
+class Stale(WeakEngine):
+    """Reads what was there a while ago."""
+
+    def __init__(self, storage: WeakStorage) -> None:
+        super().__init__(storage)
+        self._before: dict[Key, Row | None] = {}
+
+    async def get(self, keys: Sequence[Key]) -> list[Row | None]:
+        rows = await super().get(keys)
+        found = [
+            self._before.get(key, row) if self.storage.chance.random() < 0.1 else row
+            for key, row in zip(keys, rows, strict=True)
+        ]
+        self._before.update(zip(keys, rows, strict=True))
+        return found
+
+
+class Leaky(WeakEngine):
+    """Leaves entries of the log out for one of its readers."""
+
+    async def read_log(self, after: Cursor, limit: int) -> list[LogEntry]:
+        entries = await super().read_log(after, limit)
+        return [entry for entry in entries if entry is entries[-1] or self.storage.chance.random() > 0.02]
+
+
+@pytest.mark.parametrize("engine", [Forgetful, Careless, Lying, Stale, Leaky])
+async def test_an_engine_that_breaks_the_rules_is_found_out(start_fleet: StartFleet, engine: type[WeakEngine]):
+    race = Race(await start_fleet(engine), Plan(operations=1500, jobs=10, ttl=1.0, settles=2.0, insists=2.0))
+    await race.run()
+    found = faults(race)
+    print(f"{len(found)} faults, such as {found[:3]}")
+    assert found
