@@ -25,7 +25,11 @@ from .store.batches import Batch
 from .store.writes import Caller
 
 OVERLAPPING = 256
-"""Requests of one connection that are under way at once, where they may be."""
+"""Requests of one connection that are under way at once, where they may be; fewer when their answers are large."""
+
+FIRST_ANSWER_BYTES = 64 * 1024
+LEAST_ANSWER_BYTES = 4 * 1024
+"""What an answer is thought to take before the first has come, and at least."""
 
 TURN = 128
 """Frames answered before other connections get their turn: about a millisecond."""
@@ -69,6 +73,10 @@ class Connection(asyncio.Protocol):
         """The request that all behind it wait for."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Requests that go side by side."""
+        self._barred = False
+        """The next request waits until those are over."""
+        self._usual = FIRST_ANSWER_BYTES
+        """About what an answer takes, lately."""
         self._turn_planned = False
         self._reading = True
         self._writable = True
@@ -138,12 +146,14 @@ class Connection(asyncio.Protocol):
         """Send what can be sent, which makes room; answer what has arrived, as far as there is; send that."""
         # First also because a write whose commit failed holds back the frames behind it: it is noted by sending it.
         self._send()
-        turn, barred = TURN, False
-        while self._frames and self._task is None and self._may_go_on() and turn:
+        turn = TURN
+        if not self._tasks:
+            self._barred = False
+        while self._frames and not self._barred and self._task is None and self._may_go_on() and turn:
             turn -= 1
             answer = self._dispatcher.answer(self._frames[0], self._session, busy=bool(self._tasks))
             if answer is None:
-                barred = True
+                self._barred = True
                 break
             self._frames.popleft()
             if type(answer) is Answer:
@@ -155,7 +165,7 @@ class Connection(asyncio.Protocol):
         if self._splitter.too_large and not self._frames and self._task is None and self._may_go_on():
             self._enqueue(self._too_large())
         self._send()
-        if self._frames and not barred and self._task is None and self._may_go_on():
+        if self._frames and not self._barred and self._task is None and self._may_go_on():
             self._plan_turn()
         self._regulate_reading()
 
@@ -169,7 +179,7 @@ class Connection(asyncio.Protocol):
             and not self._discarding
             and not self._is_last()
             and len(self._line) < self._bounds.requests_in_flight
-            and len(self._tasks) < OVERLAPPING
+            and len(self._tasks) < max(1, min(OVERLAPPING, self._bounds.output_bytes // self._usual))
             and self._line_bytes < self._bounds.output_bytes
         )
 
@@ -204,7 +214,9 @@ class Connection(asyncio.Protocol):
 
     async def _complete(self, place: _Coming, coming: Awaitable[Answer]) -> None:
         answer = place.answer = await coming
-        self._line_bytes += len(answer.line) + answer.weight
+        size = len(answer.line) + answer.weight
+        self._line_bytes += size
+        self._usual = max(LEAST_ANSWER_BYTES, size, self._usual - self._usual // 8)
 
     def _completed(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

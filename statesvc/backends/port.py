@@ -222,6 +222,8 @@ class Engine(ABC):
     immediate: ClassVar[bool] = False
     side_by_side: int = 1
     """Commits that may be under way at once. Units that share a record are never in two of them."""
+    commit_seconds: float = 0.0
+    """What a commit may take at most: so long after it was handed over nothing of it is applied any more."""
     durability: str
     epoch: str
     broke: Callable[[EngineBroken], None] = staticmethod(lambda _: None)

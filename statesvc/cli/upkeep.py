@@ -74,11 +74,12 @@ def sweep_command(talk: Talk) -> None:
 
 
 @click.command("freeze")
-@talks
+@talking(timeout=LONG_WORK_SECONDS)
 def freeze_command(talk: Talk) -> None:
     """Refuse writes until thaw.
 
-    Also over restarts of the daemon. Reads go on.
+    Also over restarts of the daemon. Reads go on. On an engine that several daemons share it returns when all of them
+    heed it.
     """
     with talk.open() as session:
         session.ask("freeze")

@@ -5,7 +5,6 @@ Owns the order of opening and closing it. Must not know addresses, nor what is m
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -13,7 +12,7 @@ from typing import Self
 from ..backends.port import DataCorrupt, Engine
 from ..store.administration import Administration
 from ..store.adopting import adopted
-from ..store.heeding import SETTLE_SECONDS, TRUST_SECONDS
+from ..store.heeding import until_heeded
 from ..store.kinds import Kinds
 from ..store.store import Store
 
@@ -63,7 +62,7 @@ class Holding:
         """From the return of this on no daemon changes a record there."""
         if self.store.frozen and not self._heeded:
             # Whoever froze it may have been killed before the others could hear of it.
-            await asyncio.sleep(TRUST_SECONDS + SETTLE_SECONDS)
+            await until_heeded(self.engine)
         else:
             await self._administration.freeze()
         self._heeded = True

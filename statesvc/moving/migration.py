@@ -142,7 +142,8 @@ class Migration:
         target, source = self._target, self._source
         marker = await target.marker()
         if marker is not None and marker.epoch == source.epoch and (marker.completed_at is None or not replace):
-            if marker.completed_at is None:
+            if marker.completed_at is None and not target.frozen:
+                # Somebody thawed it. One that is frozen still has been heeded: the marker was written after that.
                 await target.freeze()
             return marker
         if not replace:

@@ -91,6 +91,10 @@ class Target:
     def epoch(self) -> str:
         return self._engine.epoch
 
+    @property
+    def frozen(self) -> bool:
+        return self._holding.frozen
+
     async def freeze(self) -> None:
         await self._holding.freeze()
 

@@ -43,7 +43,7 @@ from ..backends.port import DataCorrupt, Dump, Row
 from . import own, places
 from .batches import Bar
 from .checking import Findings, Tell, check
-from .heeding import FROZEN, SETTLE_SECONDS, TRUST_SECONDS
+from .heeding import FROZEN, until_heeded
 from .leases import Leases
 from .places import Place
 from .snapshots import BLOCK_BYTES, Footer, Header, Reader, Writer
@@ -240,12 +240,13 @@ class Administration:
         """From the return of this on nothing is written that anybody would be told of."""
         async with self._changing:
             if self._store.frozen:
+                # Whoever ordered it may have done so a moment ago.
+                await until_heeded(self._store.engine)
                 return
             await own.keep(self._store, own.row(self._store, own.FREEZE))
             self._store.commits.bar = FROZEN
             await self._store.commits.settled()
-            if not self._store.engine.immediate:
-                await asyncio.sleep(TRUST_SECONDS + SETTLE_SECONDS)
+            await until_heeded(self._store.engine)
         log.warning("frozen", why="by order of an admin")
 
     async def thaw(self) -> None:

@@ -10,7 +10,7 @@ decided on a pending row waits until that row is settled, and is not tried if it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ FULL_BYTES = 32 * 1024 * 1024
 class Batch:
     """Writes that are committed by one call, and who waits for that."""
 
-    __slots__ = ("bytes", "failure", "foundations", "listeners", "results", "settled", "units")
+    __slots__ = ("_applied", "bytes", "failure", "foundations", "listeners", "results", "settled", "units")
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
@@ -37,6 +37,7 @@ class Batch:
         self.failure: StateError | None = None
         self.settled = False
         self.listeners: list[Callable[[], None]] = []
+        self._applied: set[int] | None = None
         self.foundations: dict[int, list[tuple[Row, Batch]]] = {}
         """On a shared engine: the pending rows a unit was decided on, and the commits they are in."""
 
@@ -59,8 +60,10 @@ class Batch:
 
     def applied(self, row: Row) -> bool:
         """Whether the unit that wrote this row was applied; call it once settled."""
-        written = (any(write.row is row for write in unit) for unit in self.units)
-        return any(was and result == "applied" for was, result in zip(written, self.results, strict=False))
+        if self._applied is None:
+            done = (unit for unit, result in zip(self.units, self.results, strict=False) if result == "applied")
+            self._applied = {id(write.row) for unit in done for write in unit}
+        return id(row) in self._applied
 
     def tell_failure(self, whom: Callable[[StateError], None]) -> None:
         if self.failure is not None:
@@ -106,6 +109,9 @@ class GroupCommit:
         """Is told what was decided, as soon as it is."""
         self.failed: Callable[[], None] = lambda: None
         """Is told when decided writes did not happen."""
+        self.await_orders: Callable[[], Awaitable[None] | None] = lambda: None
+        """On a shared engine: what to wait for while it is not known whether writes may be taken; it raises when that
+        stays so."""
         self.bar: Bar | None = None
         """What is in the way of every write, those included that were asked for before."""
         self._task: asyncio.Task[None] | None = None
@@ -255,19 +261,34 @@ class SharedCommit(GroupCommit):
         self._running[batch] = asyncio.get_running_loop().create_task(self._commit_one(batch), name="commit")
 
     async def _commit_one(self, batch: Batch) -> None:
-        await self._commit(batch)
-        del self._running[batch]
-        self._blockers.discard(batch)
-        self._wake.set()
+        try:
+            await self._commit(batch)
+        finally:
+            del self._running[batch]
+            self._blockers.discard(batch)
+            self._wake.set()
 
     async def _committed(self, batch: Batch) -> list[Result]:
         """What was decided on a row that did not come about is not even tried: the stored row may by chance have the
-        stamp it expects, and be another."""
-        if not batch.foundations:
+        stamp it expects, and be another. Nor is what may not be written any more, though it was taken before."""
+        if (knowing := self.await_orders()) is not None:
+            await knowing
+        if not batch.foundations and self.bar is None:
             return await self._engine.commit(batch.units)
-        sound = batch.sound()
-        done = iter(await self._engine.commit([unit for unit, holds in zip(batch.units, sound, strict=True) if holds]))
-        return [next(done) if holds else "conflict" for holds in sound]
+        verdicts = [self._refusal(unit, holds=holds) for unit, holds in zip(batch.units, batch.sound(), strict=True)]
+        tried = [unit for unit, refusal in zip(batch.units, verdicts, strict=True) if refusal is None]
+        done = iter(await self._engine.commit(tried))
+        return [next(done) if refusal is None else refusal for refusal in verdicts]
+
+    def _refusal(self, unit: Unit, *, holds: bool) -> Result | None:
+        if not holds:
+            return "conflict"
+        try:
+            if self.bar is not None:
+                self.bar.check(unit)
+        except Unavailable as refused:
+            return refused
+        return None
 
     def _fail(self, batch: Batch, failure: StateError) -> None:
         """Where commits come one after the other, what waits behind the failed one fails as well: nobody's writes have

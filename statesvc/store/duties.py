@@ -180,6 +180,9 @@ class Duties:
             except StateError as problem:
                 log.warning("duties_postponed", why=problem.text)
                 await asyncio.sleep(1.0)
+            except Exception:  # whatever it is, the next look may be better
+                log.exception("duty_failed", duty="follow")
+                await asyncio.sleep(1.0)
 
     async def catch_up(self, seconds: float = 0.0) -> None:
         """Notice what is new in the log, waiting for it so long."""

@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from statesvc_client.errors import StateError
 
 from .. import logs
+from ..backends.port import Engine
 from . import own
 from .batches import Bar
 from .store import Store
@@ -25,10 +26,14 @@ LOOK_SECONDS = 0.5
 TRUST_SECONDS = 1.5
 """How old what is known may be for writes to be taken without another look."""
 
-SETTLE_SECONDS = 1.0
-"""What commits that were under way when the order was heard of are given to end."""
-
 FROZEN = Bar("the store is frozen: writes are taken again after thaw")
+
+
+async def until_heeded(engine: Engine) -> None:
+    """Return when every daemon heeds an order that was just given: each has looked, or will before it commits, and what
+    it had under way has ended."""
+    if not engine.immediate:
+        await asyncio.sleep(TRUST_SECONDS + engine.commit_seconds)
 
 
 class Heeding:
@@ -43,25 +48,29 @@ class Heeding:
         """Look for as long as the daemon serves."""
         if self._store.engine.immediate:
             return
-        self._store.await_orders = self._await_orders
+        self._store.commits.await_orders = self._await_orders
         while True:
             try:
                 await self.look()
             except StateError:
                 pass  # writes look for themselves, and are told
+            except Exception:  # whatever it is, the next look may be better
+                log.exception("duty_failed", duty="heeding")
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
         store = self._store
-        began = store.clock.steady()
+        began, bar = store.clock.steady(), store.commits.bar
         frozen, tokens = await store.engine.get([own.FREEZE, own.TOKENS])
         self._known_at = began
         if tokens is not None:
             store.token_floor = max(store.token_floor, tokens.token)
-        if store.commits.bar is None and own.is_ours(frozen):
+        if store.commits.bar is not bar:
+            return  # an order was given here meanwhile: it is newer than what was read
+        if bar is None and own.is_ours(frozen):
             store.commits.bar = FROZEN
             log.warning("frozen", why="by order of another daemon")
-        elif store.commits.bar is FROZEN and not own.is_ours(frozen):
+        elif bar is FROZEN and not own.is_ours(frozen):
             store.commits.bar = None
             log.info("thawed")
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from statesvc_client.errors import Busy, Internal, Outcome, ServiceFault, StateError
+from statesvc_client.errors import Busy, Internal, Outcome, StateError
 from statesvc_client.wire import Fields
 
 from ..backends.port import REMOVED, Key, Row, Stamp, Write
@@ -91,7 +91,7 @@ class Race:
             await stepped_back(tried)
             try:
                 decided = await self._attempt(*await (self._stored() if tried else self._leading()))
-            except ServiceFault as problem:
+            except StateError as problem:
                 raise in_doubt(problem) if self._unsure else problem from None
             if decided is not None:
                 return decided

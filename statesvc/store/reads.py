@@ -10,10 +10,17 @@ import asyncio
 
 from statesvc_client.errors import Internal, StateError
 
+from .. import logs
 from ..backends.port import Engine, Key, Row
+
+log = logs.get(__name__)
 
 MOST_KEYS = 100
 """Records in one call: what the narrowest engine takes, and small enough for an answer of bounded size."""
+
+MOST_BYTES = 4 * 1024 * 1024
+LEAST_USUAL_BYTES = 4 * 1024
+"""Large records are fetched a few at a time: an answer must not take longer than a call may."""
 
 Wanted = dict[Key, "asyncio.Future[Row | None]"]
 
@@ -25,6 +32,8 @@ class Reads:
         self._engine = engine
         self._wanted: Wanted = {}
         self._fetching: set[asyncio.Task[None]] = set()
+        self._usual = LEAST_USUAL_BYTES
+        """About what a record takes, lately."""
 
     async def get(self, key: Key) -> Row | None:
         """The newest committed row, tombstones included."""
@@ -40,8 +49,9 @@ class Reads:
     def _fetch(self) -> None:
         wanted, self._wanted = self._wanted, {}
         keys = list(wanted)
-        for start in range(0, len(keys), MOST_KEYS):
-            some = {key: wanted[key] for key in keys[start : start + MOST_KEYS]}
+        together = max(1, min(MOST_KEYS, MOST_BYTES // self._usual))
+        for start in range(0, len(keys), together):
+            some = {key: wanted[key] for key in keys[start : start + together]}
             task = asyncio.get_running_loop().create_task(self._fetch_some(some), name="reads")
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
@@ -52,9 +62,12 @@ class Reads:
         except StateError as problem:
             for each in wanted.values():
                 each.set_exception(problem)
-        except Exception as bug:  # noqa: BLE001 - whoever waits must hear of it
+        except Exception as bug:
+            log.exception("engine_failed", backend=self._engine.name)
             for each in wanted.values():
                 each.set_exception(Internal(f"the engine failed: {type(bug).__name__}"))
         else:
             for each, row in zip(wanted.values(), rows, strict=True):
                 each.set_result(row)
+                size = 0 if row is None else len(row.body) + len(row.marks)
+                self._usual = max(LEAST_USUAL_BYTES, size, self._usual - self._usual // 8)

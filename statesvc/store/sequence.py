@@ -9,7 +9,9 @@ what came before it, and holds back what its own sender sends after it, until it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import bisect
+import itertools
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -23,27 +25,25 @@ class Turn:
 
     __slots__ = (
         "_client",
-        "_decided",
         "_key",
-        "_left",
         "_reads",
         "_sender",
         "_sequence",
         "_spoiled",
         "_woken",
         "foundation",
+        "number",
         "row",
         "stood",
     )
 
-    def __init__(self, sequence: Sequence, key: Key, client: str, sender: object, *, reads: bool) -> None:
+    def __init__(self, sequence: Sequence, number: int, key: Key, client: str, sender: object, *, reads: bool) -> None:
         self._sequence = sequence
+        self.number = number
         self._key = key
         self._client = client
         self._sender = sender
         self._reads = reads
-        self._decided = False
-        self._left = False
         self._spoiled: StateError | None = None
         """Why an earlier write of the same client to the record did not get through."""
         self.row: Row | None = None
@@ -78,7 +78,7 @@ class Turn:
 
     async def first(self) -> None:
         """Return when nothing is ahead: what is stored then is what everything before led to."""
-        self._decided = False
+        self._sequence.undecided(self._key, self)
         await self._until(self._sequence.is_first)
 
     async def _until(self, holds: Callable[[Key, Turn], bool]) -> None:
@@ -95,18 +95,13 @@ class Turn:
     def decided(self, row: Row | None = None, foundation: Row | None = None) -> None:
         """Those behind may decide on what this one leads to. `foundation`: what it was itself built on, while that is
         not settled."""
-        self._decided = True
         self.row, self.foundation = row, foundation
-        self._sequence.wake(self._key)
+        self._sequence.decided(self._key, self)
 
     def applied(self, foundation: Row | None) -> None:
         """It was committed: so was what it was built on, whatever was heard of that."""
         if foundation is not None:
             self._sequence.stood(self._key, foundation)
-
-    @property
-    def in_the_way(self) -> bool:
-        return not (self._decided or self._left)
 
     def concerns(self, other: Turn) -> bool:
         """Whether another behind it has to mind it."""
@@ -116,58 +111,101 @@ class Turn:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def leave(self) -> None:
-        self._left = True
-
     @property
     def client(self) -> str:
         return self._client
+
+
+class _Line:
+    """Those who want one record, in the order they came."""
+
+    __slots__ = ("by_row", "turns", "undecided")
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.undecided: list[Turn] = []
+        """The ones among them whose turn is still to come; a record may be wanted by thousands."""
+        self.by_row: dict[int, Turn] = {}
+        """Who tries to commit which row."""
 
 
 class Sequence:
     """The lines of all records that are being written."""
 
     def __init__(self) -> None:
-        self._lines: dict[Key, list[Turn]] = {}
+        self._lines: dict[Key, _Line] = {}
+        self._numbers = itertools.count()
 
     def enter(self, key: Key, client: str = "", sender: object = None, *, reads: bool = False) -> Turn:
-        turn = Turn(self, key, client, sender, reads=reads)
-        self._lines.setdefault(key, []).append(turn)
+        turn = Turn(self, next(self._numbers), key, client, sender, reads=reads)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line()
+        line.turns.append(turn)
+        line.undecided.append(turn)
         return turn
 
     def is_first(self, key: Key, turn: Turn) -> bool:
-        return next(self._ahead(key, turn), None) is None
+        for other in self._lines[key].turns:
+            if other is turn:
+                return True
+            if other.concerns(turn):
+                return False
+        return True
 
     def all_ahead_decided(self, key: Key, turn: Turn) -> bool:
-        return not any(other.in_the_way for other in self._ahead(key, turn))
-
-    def _ahead(self, key: Key, turn: Turn) -> Iterator[Turn]:
-        for other in self._lines[key]:
-            if other is turn:
-                return
+        for other in self._lines[key].undecided:
+            if other.number >= turn.number:
+                return True
             if other.concerns(turn):
-                yield other
+                return False
+        return True
 
-    def wake(self, key: Key) -> None:
-        for turn in self._lines.get(key, ()):
-            turn.wake()
+    def decided(self, key: Key, turn: Turn) -> None:
+        """Let the next one go on that has not decided; it wakes the one behind it when it has."""
+        line = self._lines[key]
+        if turn in line.undecided[:1]:
+            del line.undecided[0]
+        elif turn in line.undecided:
+            line.undecided.remove(turn)
+        if turn.row is not None:
+            line.by_row[id(turn.row)] = turn
+        self._wake(line)
 
-    def stood(self, key: Key, row: Row | None) -> None:
-        """This very row was there: whoever tried to commit it did."""
-        for turn in reversed(self._lines[key]):
-            if row is not None and turn.row is row:
-                turn.stood, row = row, turn.foundation
+    def undecided(self, key: Key, turn: Turn) -> None:
+        """It has to decide again, before those behind it."""
+        line = self._lines[key]
+        if turn not in line.undecided:
+            bisect.insort(line.undecided, turn, key=_number)
+
+    def _wake(self, line: _Line) -> None:
+        if line.undecided:
+            line.undecided[0].wake()
+
+    def stood(self, key: Key, row: Row) -> None:
+        """This very row was there: whoever tried to commit it did, and so did whoever that was built on."""
+        by_row = self._lines[key].by_row
+        found: Row | None = row
+        while found is not None and (turn := by_row.get(id(found))) is not None and turn.stood is None:
+            turn.stood, found = found, turn.foundation
 
     def spoil_behind(self, key: Key, turn: Turn, failure: StateError) -> None:
-        line = self._lines[key]
-        for other in line[line.index(turn) + 1 :]:
-            other.spoil(turn.client, failure)
+        for other in self._lines[key].turns:
+            if other.number > turn.number:
+                other.spoil(turn.client, failure)
 
     def leave(self, key: Key, turn: Turn) -> None:
         line = self._lines[key]
-        turn.leave()
-        line.remove(turn)
-        if line:
-            self.wake(key)
+        line.turns.remove(turn)
+        if turn in line.undecided:
+            line.undecided.remove(turn)
+        if turn.row is not None and line.by_row.get(id(turn.row)) is turn:
+            del line.by_row[id(turn.row)]
+        if line.turns:
+            self._wake(line)
         else:
             del self._lines[key]
+
+
+def _number(turn: Turn) -> int:
+    return turn.number

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -90,8 +90,6 @@ class Store:
         self.commits = group_commit(engine)
         self.clock = clock or Clock()
         self.leases = Leases(self.clock.steady)
-        self.await_orders: Callable[[], Awaitable[None] | None] = lambda: None
-        """What to wait for while it is not known whether writes may be taken; it raises when that stays so."""
         self.token_floor = 0
         """Fencing tokens up to this one may have been given out in a life of the store that a restore has undone."""
         self._sequence = Lines()
@@ -221,8 +219,6 @@ class Store:
 
     async def committed(self, unit: Unit, failed: Callable[[StateError], None] | None = None) -> Result:
         """Commit it, and tell what became of it; `failed` is told of a failure before anybody else goes on."""
-        if (knowing := self.await_orders()) is not None:
-            await knowing
         batch = self.commits.add(unit)
         place = len(batch.units) - 1
         if failed is not None:
@@ -246,14 +242,18 @@ class Store:
             kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
             self.leases.renewed(kept.row, kept.lease)
             return kept, after
+        outcome: Outcome = "not_applied"
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
             row = await self.read(key)
             kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
-            if await self.commit(Write(kept.row, kept.row.stamp, None)) == "applied":
+            result = await self.commit(Write(kept.row, kept.row.stamp, None))
+            if result == "applied":
                 self.leases.note(kept.row)
                 return kept, None
-        raise Busy(f"{kind.name} {key[1]} keeps changing; send the renewal again")
+            if result == "unknown":
+                outcome = "unknown"
+        raise Busy(f"{kind.name} {key[1]} keeps changing; send the renewal again", outcome=outcome)
 
     # --- several records -------------------------------------------------------------------------------------------
 

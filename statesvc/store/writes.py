@@ -162,6 +162,9 @@ def update(request: Update, fields: Fields, subject: Subject, caller: Caller, mo
         return _update_absent(request, fields, subject, caller, moment)
     if request.if_revision is not None and request.if_revision != row.revision:
         raise conflict(row, f"revision is {row.revision}, not {request.if_revision}")
+    if request.upsert and request.if_revision == 0:
+        # A record of another's making has revision 0; whoever wants to make one must not change it.
+        raise conflict(row, f"{subject.kind.name} is there already")
     own = users_own(subject.kind, fields)
     before = decode_record(row.body)
     if request.token is not None:
@@ -242,7 +245,8 @@ def moved(
     `token` is a fencing token just given out."""
     kind, keys = subject.kind, row.keys
     old = keys.status
-    new = _status_of(kind, after)
+    # A status that nobody touches may be one of another's making.
+    new = old if old is not None and after.get("status") == old else _status_of(kind, after)
     if new is None and old is not None and kind.lifecycle is not None:
         new = after["status"] = old
     times = Times(keys.created, max(moment.now, keys.updated), keys.started, keys.completed)

@@ -119,6 +119,7 @@ async def says(daemons: list[Daemon], expected: bool) -> None:
             pytest.fail(f"health still says that ready is {not expected}: {health(each)}")
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_under_load_is_served_again_and_every_answer_was_true(folder: Path, place: Place):
     async def trouble(race: Race, daemons: list[Daemon]) -> None:
         place.go_away()
@@ -130,6 +131,7 @@ def test_a_store_that_goes_away_under_load_is_served_again_and_every_answer_was_
     raced(folder, place, trouble)
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_under_load_is_served_again_and_every_answer_was_true(folder: Path, place: Place):
     async def trouble(race: Race, daemons: list[Daemon]) -> None:
         place.hang()
@@ -141,6 +143,7 @@ def test_a_store_that_hangs_under_load_is_served_again_and_every_answer_was_true
     raced(folder, place, trouble)
 
 
+@pytest.mark.slow
 def test_a_store_that_flaps_is_survived_and_every_answer_was_true(folder: Path, place: Place):
     async def trouble(race: Race, daemons: list[Daemon]) -> None:
         for turn in range(6):
@@ -168,6 +171,7 @@ def flood(client: Client, frames: int) -> None:
         pass  # the daemon takes no more from this client, as it should
 
 
+@pytest.mark.slow
 def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(folder: Path, place: Place):
     with daemon(folder, place.backend, place.values, env=place.env).serving() as one:
         place.hang()

@@ -44,6 +44,7 @@ def paths(daemons: list[Daemon]) -> list[Path]:
     return [each.socket for each in daemons]
 
 
+@pytest.mark.slow
 def test_agents_and_plain_clients_deliver_everything_once(folder: Path, troubled: servers.TroubledEndpoint):
     with fleet(folder, "dynamodb", values_for(troubled), 2, env=servers.environment()) as daemons:
         begin(troubled)
@@ -56,6 +57,7 @@ def test_agents_and_plain_clients_deliver_everything_once(folder: Path, troubled
         assert delivery.acknowledged == delivery.expected
 
 
+@pytest.mark.slow
 def test_histories_under_a_mixed_load_are_linearizable(folder: Path, troubled: servers.TroubledEndpoint):
     with fleet(folder, "dynamodb", values_for(troubled), 2, env=servers.environment()) as daemons:
         begin(troubled)

@@ -7,6 +7,7 @@ all that anybody was told has to have been true.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def ask(of: Daemon, op: str, **fields: Any) -> Reply:
 # --- killed ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_syncs_always_may_be_killed_and_nothing_acknowledged_is_lost(folder: Path):
     with Server(**ALWAYS) as server:
 
@@ -128,6 +130,7 @@ def test_a_server_that_may_have_lost_something_begins_a_new_epoch_too(folder: Pa
 # --- failed over -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failover_with_replicas_waited_for_loses_nothing_acknowledged(folder: Path):
     with SentinelPair() as pair:
 
@@ -143,15 +146,19 @@ def test_a_failover_with_replicas_waited_for_loses_nothing_acknowledged(folder: 
         raced(folder, pair.settings(namespace=a_namespace(), wait_replicas=1), trouble)
 
 
+@pytest.mark.slow
 def test_a_master_that_hung_and_was_replaced_is_not_believed_any_more(folder: Path):
+    """For a moment there are two masters. What the old one takes is acknowledged to nobody and told no watcher; a plain
+    read may see it, though it will not last."""
     with SentinelPair() as pair:
 
         async def trouble(race: Race) -> None:
-            old = pair.master
+            old, begin = pair.master, time.monotonic()
             old.pause()
             await asyncio.to_thread(pair.wait_for_failover, old)
             old.resume()
             await asyncio.to_thread(pair.wait_until_watched)
+            race.blurred = (begin, time.monotonic())
             await race.more(50)
 
         raced(folder, pair.settings(namespace=a_namespace(), wait_replicas=1), trouble)
@@ -160,6 +167,7 @@ def test_a_master_that_hung_and_was_replaced_is_not_believed_any_more(folder: Pa
 # --- what a server may say -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_scripts_that_the_server_forgot_are_given_to_it_again(folder: Path):
     with Server(**ALWAYS) as server:
 
@@ -172,6 +180,7 @@ def test_scripts_that_the_server_forgot_are_given_to_it_again(folder: Path):
         raced(folder, server.settings(namespace=a_namespace()), trouble)
 
 
+@pytest.mark.slow
 def test_a_full_server_is_no_space_until_there_is_some(folder: Path):
     with Server(**ALWAYS) as server:
 
@@ -218,6 +227,7 @@ def test_a_server_that_became_a_replica_takes_no_writes_until_it_is_a_master_aga
         assert ask(one, "get", jobId="b")["code"] == "not_found"
 
 
+@pytest.mark.slow
 def test_a_server_that_still_loads_is_waited_for(folder: Path, values: dict[str, Any]):
     with Server(**ALWAYS) as server, daemon(folder, "redis", server.settings(**values)).serving() as one:
         with one.connect() as client:
@@ -242,6 +252,7 @@ def _refused(one: Daemon) -> Reply | None:
 # --- a cluster -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_down_is_unavailable_and_served_again_when_it_is_whole(folder: Path, values: dict[str, Any]):
     with Cluster() as cluster:
         namespace = values["namespace"]
@@ -260,6 +271,7 @@ def test_a_cluster_that_is_down_is_unavailable_and_served_again_when_it_is_whole
             assert ask(one, "health")["ready"] is True
 
 
+@pytest.mark.slow
 def test_everything_is_delivered_once_while_the_namespace_moves_to_another_master(folder: Path):
     """Nothing is served while a slot moves; behind it begins a new epoch, for who can tell what the other node had."""
     namespace = a_namespace()

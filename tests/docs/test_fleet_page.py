@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from statesvc.backends.dynamodb import from_settings as dynamodb_engine
+from statesvc.backends.redis import from_settings as redis_engine
 from statesvc.backends.redis import link
+from statesvc.config.model import Settings
 from statesvc.store import duties, heeding, leases, racing
 from tests.daemon.harness import ROOT, Client, environment, until
 from tests.docs.conversing import blocks
@@ -68,11 +71,11 @@ def test_a_bound_on_the_page_is_the_one_in_force(words: str, number: float):
 
 
 def test_what_the_page_says_in_words_is_so():
-    assert (heeding.LOOK_SECONDS, heeding.TRUST_SECONDS, heeding.TRUST_SECONDS + heeding.SETTLE_SECONDS) == (
-        0.5,
-        1.5,
-        2.5,
-    )
+    assert (heeding.LOOK_SECONDS, heeding.TRUST_SECONDS) == (0.5, 1.5)
+    frozen_after = [
+        heeding.TRUST_SECONDS + made.commit_seconds for made in (redis_engine(Settings()), dynamodb_engine(Settings()))
+    ]
+    assert frozen_after == [6.5, 16.5]
     assert leases.LOOKS_PER_TTL == 8
 
 

@@ -162,6 +162,24 @@ async def test_large_records_together_make_several_slots_or_are_refused(place: P
         assert await again.check() == []
 
 
+async def test_a_place_inside_a_slot_of_several_items_is_good_for_every_daemon(place: Place):
+    some = [job(f"job-{number}", noise(200_000 + number)) for number in range(5)]
+    async with place.opened() as engine, place.opened() as other:
+        await fill(engine, [row("before")])
+        assert await engine.commit([tuple(Write(each, None, Event("created", 1)) for each in some)]) == ["applied"]
+        await fill(engine, [row("after")])
+        log = await whole_log(engine)
+        rows = [entry.row for entry in log]
+        async with place.opened() as started:
+            for reader in (engine, other, started):
+                for index, entry in enumerate(log):
+                    assert [each.row for each in await whole_log(reader, entry.cursor, 2)] == rows[index + 1 :]
+                for each in some:
+                    (entry,) = await reader.history(each.key, "", 10)
+                    assert entry.row == each
+                    assert await reader.history(each.key, entry.cursor, 10) == []
+
+
 async def test_more_labels_than_a_transaction_holds_are_all_found(place: Place):
     labels = tuple((f"name-{number:03}", "x" * number) for number in range(250))
     async with place.opened() as engine:
@@ -218,7 +236,8 @@ async def test_only_finished_jobs_are_given_a_time_to_go(place: Place):
     async with place.opened(ttl_days=3) as engine:
         await fill(engine, [
             row("done", completed=now * SECOND), row("long-done", completed=5), row("running"),
-            row("soon", completed=(now + 9 * DAY) * SECOND), row("done", kind="kv", completed=now * SECOND), row("gone", completed=5, deleted=6),
+            row("soon", completed=(now + 9 * DAY) * SECOND), row("done", kind="kv", completed=now * SECOND),
+            row("gone", completed=5, deleted=6),
         ])  # fmt: skip
         at = {
             each["jobId"]["S"]: int(each["expiresAt"]["N"]) if "expiresAt" in each else 0

@@ -162,6 +162,20 @@ async def test_units_that_came_through_are_told_apart_from_those_that_did_not(pl
         assert [each.revision for each in stored if each] == [1 if each == "not_applied" else 2 for each in results]
 
 
+async def test_nothing_is_sent_for_a_commit_whose_time_is_over(place: Place, troubled: TroubledEndpoint):
+    """The first of three writes to a record takes all the time there is: the others are not even tried."""
+    troubled.only = frozenset({"TransactWriteItems"})
+    async with place.opened(endpoint=troubled.url, timeout_seconds=1.0) as engine:
+        (a,) = await fill(engine, [row("a")])
+        steps = [after(a), after(after(a).row), *born("b")]
+        troubled.next(*many("hang", 2))
+        sent = troubled.counts["TransactWriteItems"]
+        results = told(await engine.commit([(step,) for step in steps]))
+        assert results[:2] == ["not_applied", "conflict"]
+        assert troubled.counts["TransactWriteItems"] - sent == 2
+        assert await engine.get([A]) == [a]
+
+
 # --- much of it ------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.dynamodb.tables import Wanted
 from statesvc.backends.port import Event, Key, Keys, LogKept, Query, Row, Write
 from statesvc.config.model import Dynamodb
-from statesvc_client.errors import Unavailable
+from statesvc_client.errors import StateError, Unavailable
 from tests.dynamodb import servers
 from tests.dynamodb.asking import calling, get, make_table, put
 from tests.dynamodb.servers import REGION, Moto, Tables
@@ -52,6 +52,13 @@ async def prepare(options: Dynamodb) -> None:
     assert {step.state for step in steps} <= {"made", "there"}
 
 
+async def apply(engine: DynamodbEngine, *writes: Write) -> None:
+    (result,) = await engine.commit([writes])
+    if isinstance(result, StateError):
+        raise result
+    assert result == "applied"
+
+
 async def serve(options: Dynamodb) -> None:
     """Everything the port has, once, on tables that are there."""
     engine = DynamodbEngine(options)
@@ -61,10 +68,10 @@ async def serve(options: Dynamodb) -> None:
         await engine.ping()
         labels = tuple((f"label-{n:03}", "x") for n in range(120))
         first, second = row("first", status="RUNNING", node="n"), row("second", kind="volume", labels=labels)
-        assert await engine.commit([tuple(Write(each, None, Event("created", 1)) for each in (first, second))])
+        await apply(engine, *(Write(each, None, Event("created", 1)) for each in (first, second)))
         changed = after(first, status="DONE")
-        assert await engine.commit([(changed,)]) == ["applied"]
-        assert await engine.commit([(hidden(changed.row, updated=9),)]) == ["applied"]
+        await apply(engine, changed)
+        await apply(engine, hidden(changed.row, updated=9))
         assert await engine.get([first.key, second.key, ("job", "none")])
         for term in (None, ("status", "DONE"), ("node", "n"), ("label:label-001", "x")):
             await engine.query(Query(kind="job", limit=10, term=term))
@@ -73,8 +80,8 @@ async def serve(options: Dynamodb) -> None:
         assert entries
         await engine.history(first.key, "", 10)
         buried_ = buried(second)
-        assert await engine.commit([(buried_,)]) == ["applied"]
-        assert await engine.commit([(removed(buried_.row),)]) == ["applied"]
+        await apply(engine, buried_)
+        await apply(engine, removed(buried_.row))
         for _ in range(50):
             if not await engine.compact(LogKept(since=2**62, most_bytes=0)):
                 break

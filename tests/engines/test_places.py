@@ -46,11 +46,11 @@ async def test_a_namespace_on_any_master_of_a_cluster_goes_with_its_test():
 async def test_a_pair_of_tables_goes_with_its_test():
     settings = places.tables()
     await used(settings)
-    client = places._dynamodb_server()._client
+    ask = places._dynamodb_server().asking.ask
     own = {settings.storage.dynamodb.table_name, settings.storage.dynamodb.companion_table}
-    assert own <= set(client.list_tables()["TableNames"])
+    assert own <= set(ask("ListTables", {})["TableNames"])
     leftovers.tidy()
-    assert own.isdisjoint(client.list_tables()["TableNames"])
+    assert own.isdisjoint(ask("ListTables", {})["TableNames"])
 
 
 def test_an_engine_is_left_out_only_by_its_name(monkeypatch: pytest.MonkeyPatch):

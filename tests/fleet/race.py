@@ -81,6 +81,8 @@ class Race:
     epochs: set[str] = field(default_factory=set)
     heard: Counter[str] = field(default_factory=Counter)
     """Every answer by its code, those to tries that were made again included."""
+    blurred: tuple[float, float] | None = None
+    """Between these moments reads may have shown what was not acknowledged and did not last: they prove nothing."""
     _told_to_end: bool = False
     _left: int = 0
     _began: float = 0.0
@@ -280,11 +282,15 @@ class Race:
 
     def _claimed(self, speaker: Speaker, told: Told, tag: str, key: Key | None) -> int | None:
         """Note a claim, and return the token it got."""
-        if told.outcome == "unknown":
+        if told.outcome == "unknown" or told.tries > 1:
+            # An earlier try may have got one whose lease lapsed before this one came.
             self.story.unplaced[tag] = (speaker.name, told)
+        if told.outcome == "unknown":
             return None
         records = told.reply.get("records") or told.reply.get("jobs")
         if told.outcome == "not_applied" or not records:
+            if told.tries == 1:
+                self.story.vain[tag] = told.reply
             return None
         (record,) = records
         key = key or ("job", record["uuid"])

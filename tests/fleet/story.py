@@ -37,6 +37,8 @@ class Story:
     """By tag: the token an accepted write was guarded by."""
     unplaced: dict[str, tuple[str, Told]] = field(default_factory=dict)
     """By tag: claims that may have got a record nobody named; the log tells which."""
+    vain: dict[str, Json] = field(default_factory=dict)
+    """By tag: answers to claims that were told to have got nothing."""
     completed: Counter[str] = field(default_factory=Counter)
     """How often somebody was told to have completed a job."""
     perhaps_completed: Counter[str] = field(default_factory=Counter)

@@ -152,6 +152,7 @@ def claimed(of: Daemon, ttl: float) -> dict[str, Any]:
     return dict(job)
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_renewed_through_one_daemon_is_not_taken_away_by_another(pair: list[Daemon]):
     one, other = pair
     ok(one, "create", job={"uuid": "a", "status": "QUEUED"})
@@ -214,6 +215,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_wall_clocks_a_day_apart_change_nothing(socket_folder: Path, place: Place):
     """Leases are judged by each daemon's own steady clock, order is by revision, and nothing is removed early."""
     right = daemon(socket_folder / "0", place.backend, place.values, env=place.env)

@@ -5,6 +5,7 @@ Owns the promises a fleet is held to. Must not know how the load came about.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -74,15 +75,42 @@ def _daemons_disagree(race: Race) -> Iterator[str]:
 def _histories(race: Race) -> list[str]:
     seen = _log(race)
     watcher = max(race.watchers, key=lambda each: each.count)
-    return violations([*race.story.ops, *_placed(race, seen)], watcher.log(), OWN_CHANGES)
+    known = [*_sharp(race), *_placed(race, seen), *_taken_in_vain(race, seen)]
+    return [*_vain_claims(race, seen), *violations(known, watcher.log(), OWN_CHANGES)]
 
 
 def _placed(race: Race, seen: dict[Key, list[Seen]]) -> Iterator[Op]:
     """Claims that got a record without hearing of it."""
+    known = {(op.key, op.tag) for op in race.story.ops}
     for key, events in seen.items():
         for tag in {event.tag for event in events} & race.story.unplaced.keys():
-            client, told = race.story.unplaced[tag]
-            yield Op(key, client, "update", told.invoked, told.returned, "unknown", tag)
+            if (key, tag) not in known:
+                client, told = race.story.unplaced[tag]
+                yield Op(key, client, "update", told.invoked, told.returned, "unknown", tag)
+
+
+def _sharp(race: Race) -> Iterator[Op]:
+    """The history without what was only read while reads proved nothing."""
+    begin, end = race.blurred or (math.inf, -math.inf)
+    for op in race.story.ops:
+        if op.returned < begin or op.invoked > end or (op.outcome == "ok" and op.action != "get"):
+            yield op
+        elif op.action != "get":
+            yield op._replace(found="", uid="", revision=0, met="")
+
+
+def _vain_claims(race: Race, seen: dict[Key, list[Seen]]) -> Iterator[str]:
+    """Claims that took a record and said that they had not."""
+    for key, events in seen.items():
+        for tag in {event.tag for event in events} & race.story.vain.keys():
+            yield f"{'/'.join(key)}: claim {tag} took it, and was told {race.story.vain[tag]}"
+
+
+def _taken_in_vain(race: Race, seen: dict[Key, list[Seen]]) -> Iterator[Op]:
+    """The same for the history, which need not name them again."""
+    for key, events in seen.items():
+        for tag in {event.tag for event in events} & race.story.vain.keys():
+            yield Op(key, "a claim in vain", "update", -math.inf, math.inf, "unknown", tag)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ class Watcher:
         asyncio.get_running_loop().call_later(PAUSE_SECONDS, line.send, self._request(kind))
 
     def _keep(self, event: Json) -> None:
+        if event["id"].startswith("_"):
+            return  # the daemons' own, and older than the load
         record = event.get("record") or {}
         lease = record.get("lease") or {}
         self.count += 1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from statesvc.backends.port import Engine
 from statesvc.moving import holdings
 from statesvc.store import administration
 from tests.engines.addresses import EVERY
@@ -15,9 +16,12 @@ from tests.moving.stores import Place
 @pytest.fixture(autouse=True)
 def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has to hear of a freeze here."""
+
+    async def at_once(_: Engine) -> None:
+        pass
+
     for module in (administration, holdings):
-        monkeypatch.setattr(module, "TRUST_SECONDS", 0.0)
-        monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
+        monkeypatch.setattr(module, "until_heeded", at_once)
 
 
 KEPT = [name for name, address in EVERY.items() if address.keeps]

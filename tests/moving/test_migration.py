@@ -129,6 +129,18 @@ async def test_a_target_is_frozen_until_the_move_is_complete(folder: Place, targ
     await frozen.close()
 
 
+async def test_a_target_that_somebody_thawed_is_frozen_again(folder: Place, other: Place):
+    await fill(folder)
+    await moved(folder, other, cut_over=False)
+    held = await other.holding()
+    await held.thaw()
+    await held.close()
+    await moved(folder, other, cut_over=False)
+    held = await other.holding()
+    assert held.frozen
+    await held.close()
+
+
 async def test_a_move_goes_on_wherever_it_was_cut_short(folder: Place, target: Place, monkeypatch):
     """Cancelled at every step in turn, both ends closed; the next run writes only what is missing."""
     monkeypatch.setattr(targets, "BATCH_ROWS", 10)

@@ -72,6 +72,28 @@ async def test_what_was_replaced_is_dropped_step_by_step(server: Server, namespa
         assert await engine.check() == []
 
 
+async def test_every_step_of_dropping_gets_on_however_many_rows_there_were(server: Server, namespace: str):
+    """Thousands of rows leave a table that is empty in places, which a step must not look at in vain."""
+    rows = 8000
+    async with opened(server, namespace) as engine:
+        await engine.load(pieces([row(f"job-{n}", kind="job" if n % 8 else "rare") for n in range(rows)]))
+        await engine.load(pieces([]))
+        steps = rows // compaction.DROP_ROWS + 10
+        while steps and await engine.compact(ALL_KEPT):
+            steps -= 1
+        assert steps
+        assert {key.split(b":")[1] for key in server.say("KEYS", f"{{{namespace}}}:*")} <= {b"3"}
+
+
+async def test_a_damaged_row_does_not_keep_a_generation_from_being_dropped(server: Server, namespace: str):
+    async with opened(server, namespace) as engine:
+        await fill(engine, many("old", 5))
+        server.say("HSET", f"{{{namespace}}}:1:r:job", "job-003", b"x")
+        await engine.load(pieces(many("new", 1)))
+        await compacted(engine)
+        assert server.say("EXISTS", f"{{{namespace}}}:1:r:job", f"{{{namespace}}}:1:kinds") == 0
+
+
 async def test_a_load_that_was_given_up_is_dropped_after_a_while(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -152,6 +174,8 @@ async def test_a_commit_decided_on_the_old_store_is_a_conflict_in_the_new_one(se
         await other.load(pieces([row("a")]))
         assert await engine.commit([(after(a),), born("b")]) == ["conflict", "conflict"]
         assert engine.epoch == other.epoch
+        assert await engine.commit([(after(a),)]) == ["conflict"], "nobody has looked since"
+        assert await engine.get([("job", "a")]) == [a]
         assert await engine.commit([(after(a),), born("b")]) == ["applied", "applied"]
 
 

@@ -74,7 +74,10 @@ async def test_commands_that_are_not_permitted_are_named(namespace: str):
         assert "XADD" not in steps["permitted commands"].detail, "a dry run writes nothing"
         steps = await prepared(server, namespace, dry_run=False, **user)
         assert "ZRANGE, XADD" in steps["permitted commands"].detail
-        server.say("ACL", "SETUSER", "u", "-eval", "+xadd", "+zrange")
+        server.say("ACL", "SETUSER", "u", "+xadd", "+zrange", "-ltrim", "-hrandfield")
+        steps = await prepared(server, namespace, dry_run=False, **user)
+        assert "HRANDFIELD, LTRIM" in steps["permitted commands"].detail
+        server.say("ACL", "SETUSER", "u", "-eval", "+ltrim", "+hrandfield")
         steps = await prepared(server, namespace, dry_run=True, **user)
         assert "does not run scripts" in steps["permitted commands"].detail
         assert "secret" not in repr(steps)

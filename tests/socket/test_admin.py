@@ -167,7 +167,8 @@ async def test_a_frozen_store_refuses_writes_by_name_and_serves_reads(daemon, cl
     assert (await client.ok("update", jobId="job-0", job={"x": 1}, seq=client.seq, again=True))["job"]["x"] == 1
 
 
-async def test_a_check_names_problems_and_counts_what_it_looked_at(client, admin):
+async def test_a_check_names_problems_and_counts_what_it_looked_at(daemon, client, admin):
+    await daemon.at_rest()
     await fill(client, 3)
     await client.write("create", kind="mount", id="m", record={"volume": "nowhere", "owner": "job/nobody"})
     await client.write("delete", jobId="job-0")
@@ -178,7 +179,8 @@ async def test_a_check_names_problems_and_counts_what_it_looked_at(client, admin
     assert "repaired" not in reply
     notes = reply["done"].pop("notes")
     assert notes == ["mount m is owned by job nobody, which is not there, or no longer known"]
-    assert reply["done"] == {"records": 3, "tombstones": 1, "references": 2}
+    own = 0 if daemon.engine.immediate else 1  # the lock of who does the duties
+    assert reply["done"] == {"records": 3 + own, "tombstones": 1, "references": 2}
     assert (await admin.ok("check", repair=True))["repaired"] == []
 
 

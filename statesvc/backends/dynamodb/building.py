@@ -4,7 +4,8 @@ Owns actions and their conditions. Must not know calls, nor what became of a tra
 
 Each record is written on the very state it was last seen in, named by its `wid`. So the hints that come and go with
 its labels and the trail it carries fit exactly, although other writes, hidden from its stamp, may have come in
-between: then the condition fails, and the transaction is built again on the newer state."""
+between: then the condition fails, and the transaction is built again on the newer state.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ from .slots import MOST_PARTS, TRAIL_PLACES, Entry, Place, Slot, Trail, pack, pa
 TRANSACTION_ACTIONS = 100
 TRANSACTION_BYTES = 4_000_000
 """DynamoDB's limits."""
+
+SURE_BYTES = 500_000
+"""Records of less than this, all in all, fit a transaction with what belongs to them."""
 
 Action = dict[str, Any]
 
@@ -132,7 +136,8 @@ class Builder:
         actions += hints
         owners += [-2] * len(hints)
         rows = [(plan.write.row, plan.trail_with(place)) for unit in draft.plans for plan in unit]
-        _check_size(actions)
+        if sum(len(row.body) + len(row.marks) for row, _ in rows) > SURE_BYTES:
+            _check_size(actions)
         return Transaction(wid, actions, owners, before, rows, slot)
 
     # --- records -----------------------------------------------------------------------------------------------------
@@ -216,9 +221,7 @@ def _gone_hints(plan: Plan) -> list[Item]:
 
 
 def _check_size(actions: list[Action]) -> None:
-    items = [each["Put"]["Item"] for each in actions if "Put" in each]
-    # Records, slots and hints are checked one by one elsewhere; a few small ones are never too much.
-    size = sum(map(size_of, items)) if len(items) > 10 or any(size_of(item) > 100_000 for item in items) else 0
+    size = sum(size_of(each["Put"]["Item"]) for each in actions if "Put" in each)
     if size > TRANSACTION_BYTES:
         raise _too_large(size)
 

@@ -267,8 +267,10 @@ class Checking:
 def index_keys(found: Found) -> Item:
     """What an item of Joblet's own is to be given, so that indexes show it where its row stands."""
     row = found.row
-    created = {CREATED: {"S": moment_text(row.keys.created)}}
-    return index_attributes(row) | created | {KEYS: {"B": msgspec.msgpack.encode(row.keys)}}
+    given = index_attributes(row) | {CREATED: {"S": moment_text(row.keys.created)}}
+    if row.keys.completed is not None:
+        given[COMPLETED] = {"S": moment_text(row.keys.completed)}
+    return given | {KEYS: {"B": msgspec.msgpack.encode(row.keys)}}
 
 
 def _same(stored: Item | None, right: Item) -> bool:

@@ -24,6 +24,7 @@ from ... import logs
 from ..port import REMOVED, UNIT_WRITES, Key, Result, Row, Stamp, Unit, Write
 from .building import Builder, Draft, Transaction
 from .calls import Cancelled, ConditionFailed, Lost, Reason
+from .faults import PASSING_REASONS
 from .fetching import Fetcher, Found
 from .items import check_fits, is_expired, text
 from .known import Known, Memory
@@ -32,6 +33,9 @@ from .layout import WID, Item, traits_of
 from .slots import Place, Slot
 
 log = logs.get(__name__)
+
+CONDITION = "ConditionalCheckFailed"
+"""Why an action of a transaction failed: its condition did not hold."""
 
 TOGETHER_UNITS = 25
 TOGETHER_BYTES = 500_000
@@ -44,6 +48,9 @@ ATTEMPTS = 12
 
 TOGETHER_ATTEMPTS = 3
 """Times units are tried together before each is tried alone."""
+
+AGAIN_SECONDS = 0.01
+"""Pause before that, at most; longer each time."""
 
 FIND_OUT_SECONDS = 5.0
 """What finding out about a lost reply may take."""
@@ -62,6 +69,14 @@ class _Sent(NamedTuple):
     transaction: Transaction
     lane: OwnLane | None
     place: Place | None
+
+
+class _Run(NamedTuple):
+    """One commit."""
+
+    batch: Sequence[Unit]
+    verdicts: list[Verdict]
+    until: float
 
 
 class Committer:
@@ -90,13 +105,33 @@ class Committer:
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
-    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+    async def commit(self, batch: Sequence[Unit], until: float) -> list[Result]:
+        """Commit what can be by then, by the clock of the loop. Nothing is sent later; what was is asked about."""
         if (most := max(map(len, batch), default=0)) > UNIT_WRITES:
             raise BadRequest(f"a unit holds {most} writes; the limit is {UNIT_WRITES}")
-        await self._learn(batch)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._learn(batch)
+        except TimeoutError:
+            raise _too_late() from None
         verdicts: list[Verdict] = [self._refusal(unit) for unit in batch]
-        await asyncio.gather(*(self._chain(batch, chain, verdicts) for chain in chains(batch)))
+        ways = chains(batch)
+        run = _Run(batch, verdicts, until)
+        ends = await asyncio.gather(*(self._chain(run, way) for way in ways), return_exceptions=True)
+        for way, end in zip(ways, ends, strict=True):
+            self._take_in(way, end, verdicts)
         return ["conflict" if verdict is None else verdict for verdict in verdicts]
+
+    def _take_in(self, way: list[list[int]], end: BaseException | None, verdicts: list[Verdict]) -> None:
+        """What went wrong in one chain is told of its own units: the others have been stored, or not, on their own."""
+        if end is None:
+            return
+        if not isinstance(end, Exception):
+            raise end
+        log.error("dynamodb_commit_failed", exc_info=end)
+        for place in (place for group in way for place in group):
+            if verdicts[place] is None:
+                verdicts[place] = "unknown"
 
     def _refusal(self, unit: Unit) -> StateError | None:
         """Why a unit cannot be stored at all: a record of it is too large."""
@@ -116,22 +151,25 @@ class Committer:
                 first.setdefault(write.row.key, write.expects)
         missing = [key for key, stamp in first.items() if stamp is not None and not self._knows(key, stamp)]
         if missing:
-            found = await self._fetcher.records(missing)
-            for key in missing:
-                self.saw(key, found.get(key))
+            await self.read(missing)
+
+    async def read(self, keys: Sequence[Key]) -> dict[Key, Found]:
+        """The newest stored records; which states they are in is remembered, for writes that build on them."""
+        before = self._memory.time
+        found = await self._fetcher.records(keys)
+        for key in keys:
+            self._saw(key, found.get(key), before)
+        return found
 
     def _knows(self, key: Key, stamp: Stamp) -> bool:
         known = self._memory.get(key)
         return known is not None and known.stamp == stamp
 
-    def saw(self, key: Key, found: Found | None) -> None:
-        """A record was read."""
-        if found is None:
-            self._memory.forget(key)
-        else:
-            self._memory.keep(key, Known.of(found))
+    def _saw(self, key: Key, found: Found | None, began: int) -> None:
+        """A record was read, by a call that began at that time of the memory."""
+        self._memory.saw(key, None if found is None else Known.of(found), began)
 
-    async def _chain(self, batch: Sequence[Unit], chain: list[list[int]], verdicts: list[Verdict]) -> None:
+    async def _chain(self, run: _Run, chain: list[list[int]]) -> None:
         """Groups of units, one after the other; the units of a group go together.
 
         What builds on a refused unit is refused, too, even if another write has made a row of the very same stamp.
@@ -139,34 +177,36 @@ class Committer:
         refused: set[tuple[Key, Stamp]] = set()
         for group in chain:
             for place in group:
-                if any((write.row.key, write.expects) in refused for write in batch[place]):
-                    verdicts[place] = "conflict"
+                if any((write.row.key, write.expects) in refused for write in run.batch[place]):
+                    run.verdicts[place] = "conflict"
             async with self._free:
-                await self._group(batch, group, verdicts)
+                await self._group(run, group)
             for place in group:
-                if verdicts[place] != "applied":
-                    refused.update((write.row.key, write.row.stamp) for write in batch[place])
+                if run.verdicts[place] != "applied":
+                    refused.update((write.row.key, write.row.stamp) for write in run.batch[place])
 
-    async def _group(self, batch: Sequence[Unit], group: list[int], verdicts: list[Verdict]) -> None:
+    async def _group(self, run: _Run, group: list[int]) -> None:
         for attempt in range(ATTEMPTS):
-            left = [place for place in group if verdicts[place] is None]
+            left = [place for place in group if run.verdicts[place] is None]
             if not left:
                 return
+            if attempt:
+                await asyncio.sleep(random.uniform(0, attempt * AGAIN_SECONDS))
             for some in [left] if attempt < TOGETHER_ATTEMPTS else [[place] for place in left]:
-                await self._try(batch, some, verdicts)
+                await self._try(run, some)
         for place in group:
-            if verdicts[place] is None:
-                verdicts[place] = "conflict"
+            if run.verdicts[place] is None:
+                run.verdicts[place] = "conflict"
 
-    async def _try(self, batch: Sequence[Unit], some: list[int], verdicts: list[Verdict]) -> None:
-        going = [place for place in some if self._may_apply(batch[place])]
+    async def _try(self, run: _Run, some: list[int]) -> None:
+        going = [place for place in some if self._may_apply(run.batch[place])]
         for place in set(some) - set(going):
-            verdicts[place] = "conflict"
+            run.verdicts[place] = "conflict"
         if not going:
             return
-        found = await self._sent([batch[place] for place in going])
+        found = await self._sent([run.batch[place] for place in going], run.until)
         for place, verdict in zip(going, found, strict=True):
-            verdicts[place] = verdict
+            run.verdicts[place] = verdict
 
     def _may_apply(self, unit: Unit) -> bool:
         """Not when it builds on what was refused earlier in the batch, or what a read has shown to be otherwise."""
@@ -174,18 +214,18 @@ class Committer:
 
     # --- one transaction ---------------------------------------------------------------------------------------------
 
-    async def _sent(self, units: Sequence[Unit]) -> list[Verdict]:
+    async def _sent(self, units: Sequence[Unit], until: float) -> list[Verdict]:
         try:
             draft = self._builder.draft(units)
-            sent = await self._placed(units, draft)
+            sent = await self._placed(units, draft, until)
         except StateError as refused:
             return [refused] * len(units)
         try:
-            await self._call(sent.transaction)
+            await self._call(sent.transaction, until)
         except Cancelled as cancelled:
             return await self._judged(sent, cancelled.reasons, unsure=cancelled.unsure)
         except ConditionFailed as failed:
-            reasons = [Reason("ConditionalCheckFailed", failed.item)]
+            reasons = [Reason(CONDITION, failed.item)]
             return await self._judged(sent, reasons, unsure=failed.unsure)
         except Lost:
             return await self._found_out(sent)
@@ -200,28 +240,55 @@ class Committer:
         self._applied(sent)
         return ["applied"] * len(units)
 
-    async def _placed(self, units: Sequence[Unit], draft: Draft) -> _Sent:
+    async def _placed(self, units: Sequence[Unit], draft: Draft, until: float) -> _Sent:
         """With numbers in the log, when there is something to tell."""
         if not draft.entries:
             return _Sent(units, self._builder.transaction(draft, None), None, None)
-        lane = self._holding.lane
-        place = Place(lane.number, await lane.take(len(draft.parts)))
+        lane, place = await self._place(len(draft.parts), until)
         try:
             return _Sent(units, self._builder.transaction(draft, place), lane, place)
         except BaseException:
             lane.give_back(place.number, len(draft.parts))
             raise
 
-    async def _call(self, transaction: Transaction) -> None:
-        if transaction.hints_before:
-            puts = [{"PutRequest": {"Item": item}} for item in transaction.hints_before]
-            await self._fetcher.write_all(self._fetcher.tables.companion, puts)
+    async def _place(self, count: int, until: float) -> tuple[OwnLane, Place]:
+        """Numbers in the lane that is ours, once there is room in it."""
+        while True:
+            lane = self._holding.lane
+            try:
+                async with asyncio.timeout_at(until):
+                    first = await lane.take(count)
+            except TimeoutError:
+                why = "the fate of too many commits is not known yet: DynamoDB does not answer in time"
+                raise Unavailable(why) from None
+            if lane is self._holding.lane:
+                return lane, Place(lane.number, first)
+            lane.give_back(first, count)  # another lane was taken meanwhile
+
+    async def _call(self, transaction: Transaction, until: float) -> None:
+        await self._put_hints(transaction.hints_before, until)
+        seconds = until - asyncio.get_running_loop().time()
+        if seconds <= 0:
+            raise _too_late()
         if transaction.is_single:
             ((operation, request),) = transaction.actions[0].items()
-            await self._fetcher.call(f"{operation}Item", request)
+            await self._fetcher.call(f"{operation}Item", request, seconds=seconds)
             return
         request = {"TransactItems": transaction.actions, "ClientRequestToken": transaction.wid}
-        await self._fetcher.call("TransactWriteItems", request)
+        await self._fetcher.call("TransactWriteItems", request, seconds=seconds)
+
+    async def _put_hints(self, hints: Sequence[Item], until: float) -> None:
+        """Those the transaction has no room for. Nothing has been committed when they cannot be put."""
+        if not hints:
+            return
+        puts = [{"PutRequest": {"Item": item}} for item in hints]
+        try:
+            async with asyncio.timeout_at(until):
+                await self._fetcher.write_all(self._fetcher.tables.companion, puts)
+        except TimeoutError:
+            raise _too_late() from None
+        except StateError as failed:
+            raise type(failed)(failed.text) from None
 
     # --- what became of it -------------------------------------------------------------------------------------------
 
@@ -231,7 +298,7 @@ class Committer:
             if row.deleted == REMOVED:
                 self._memory.forget(row.key)
             else:
-                self._memory.keep(row.key, Known(transaction.wid, row.stamp, traits_of(row), trail, row.keys.created))
+                self._memory.made(row.key, Known(transaction.wid, row.stamp, traits_of(row), trail, row.keys.created))
         if sent.lane is not None and transaction.slot is not None:
             slot = transaction.slot
             sent.lane.bytes += slot.bytes
@@ -261,7 +328,15 @@ class Committer:
         if any(owner == -1 and reason.item for owner, reason in zip(transaction.owners, reasons, strict=True)):
             self._lost_place(sent)
             if sent.lane is not None:
-                await self._holding.contested(sent.lane)
+                try:
+                    await self._holding.contested(sent.lane)
+                except StateError as problem:
+                    return [problem] * len(sent.units)
+        elif unsure and sent.lane is not None:
+            # An earlier try may still be on its way. It can never come once its number is void.
+            told, *_ = found = await self._found_out(sent)
+            if not isinstance(told, StateError) or told.outcome != "not_applied":
+                return found
         else:
             self._void(sent)
         if unsure and sent.lane is None:
@@ -270,17 +345,15 @@ class Committer:
         return self._judged_one_by_one(sent, reasons)
 
     def _judged_one_by_one(self, sent: _Sent, reasons: Sequence[Reason]) -> list[Verdict]:
+        for code in {reason.code for reason in reasons} - PASSING_REASONS - {CONDITION}:
+            log.error("dynamodb_refused", operation="TransactWriteItems", code=code, text="")
+            return [Internal(f"DynamoDB refused a transaction of the daemon: {code}")] * len(sent.units)
         verdicts: list[Verdict] = [None] * len(sent.units)
         writes = iter([write for unit in sent.units for write in unit])
         for owner, reason in zip(sent.transaction.owners, reasons, strict=True):
-            if owner < 0:
-                continue
-            write = next(writes)
-            if reason.code == "ConditionalCheckFailed":
+            write = next(writes) if owner >= 0 else None
+            if write is not None and reason.code == CONDITION:
                 verdicts[owner] = self._verdict(write, reason.item) or verdicts[owner]
-            elif reason.code not in ("None", "TransactionConflict", "ThrottlingError", "ProvisionedThroughputExceeded"):
-                log.error("dynamodb_refused", operation="TransactWriteItems", code=reason.code, text="")
-                verdicts[owner] = Internal(f"DynamoDB refused a write of {write.row.kind}: {reason.code}")
         return verdicts
 
     def _verdict(self, write: Write, item: Item | None) -> Verdict:
@@ -289,7 +362,7 @@ class Committer:
         if item is None or is_expired(item, tables, time.time()):
             self._memory.forget(key)
             return "conflict"
-        self.saw(key, Found(self._fetcher.row_of(item, key), item))
+        self._saw(key, Found(self._fetcher.row_of(item, key), item), self._memory.time)
         return None if write.expects is not None and self._knows(key, write.expects) else "conflict"
 
     # --- lost replies ------------------------------------------------------------------------------------------------
@@ -323,10 +396,7 @@ class Committer:
         return False
 
     async def _look_at_records(self, sent: _Sent) -> bool | None:
-        keys = [row.key for row, _ in sent.transaction.rows]
-        found = await self._fetcher.records(keys)
-        for key in keys:
-            self.saw(key, found.get(key))
+        found = await self.read([row.key for row, _ in sent.transaction.rows])
         if any(text(each.item, WID) == sent.transaction.wid for each in found.values()):
             self._applied(sent)
             return True
@@ -350,6 +420,10 @@ class Committer:
                 return
 
 
+def _too_late() -> Unavailable:
+    return Unavailable("DynamoDB did not take the write in time; nothing was written")
+
+
 def chains(batch: Sequence[Unit]) -> list[list[list[int]]]:
     """Which units go one after the other, in groups that go together.
 
@@ -368,18 +442,27 @@ def chains(batch: Sequence[Unit]) -> list[list[list[int]]]:
 
 def _by_records(batch: Sequence[Unit]) -> tuple[list[int], list[list[int]]]:
     """Units that share no record with another, and those that do, by what they share."""
-    chain_of: dict[Key, int] = {}
-    members: dict[int, list[int]] = {}
+    last_of: dict[Key, int] = {}
+    joined = list(range(len(batch)))
+    """For each unit an earlier one of the same chain, or itself."""
+
+    def first_of(place: int) -> int:
+        while joined[place] != place:
+            place = joined[place] = joined[joined[place]]
+        return place
+
     for place, unit in enumerate(batch):
-        joined = {chain_of[write.row.key] for write in unit if write.row.key in chain_of}
-        mine = min(joined, default=place)
-        for other in joined - {mine}:
-            members[mine] += members.pop(other)
-        members.setdefault(mine, []).append(place)
-        for member in members[mine]:
-            chain_of.update((write.row.key, mine) for write in batch[member])
-    alone = [chain[0] for chain in members.values() if len(chain) == 1]
-    return alone, [sorted(chain) for chain in members.values() if len(chain) > 1]
+        for write in unit:
+            before = last_of.get(write.row.key, place)
+            one, other = sorted((first_of(before), first_of(place)))
+            joined[other] = one
+            last_of[write.row.key] = place
+    members: dict[int, list[int]] = {}
+    for place in range(len(batch)):
+        members.setdefault(first_of(place), []).append(place)
+    return [chain[0] for chain in members.values() if len(chain) == 1], [
+        chain for chain in members.values() if len(chain) > 1
+    ]
 
 
 def _groups(batch: Sequence[Unit], places: list[int]) -> list[list[int]]:

@@ -25,6 +25,7 @@ from ..port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, 
 from .access import Access
 from .calls import Calls
 from .checking import index_keys
+from .committing import FIND_OUT_SECONDS
 from .fetching import Found
 from .layout import JOB, Item
 from .life import Life
@@ -32,6 +33,7 @@ from .opening import Opened, fetcher_on, meta_of, open_tables
 from .preparing import Preparation
 from .registry import Registry
 from .tables import JOB_KEYS, Wanted, inspect
+from .whole import Loads
 
 if TYPE_CHECKING:
     from ...config.model import Dynamodb
@@ -41,8 +43,8 @@ log = logs.get(__name__)
 COMMIT_SHARE = 4
 """Of the connections one in so many is for a commit of its own: the units of each take more."""
 
-ANEW_SECONDS = 1.0
-"""How often a daemon looks whether another is done with replacing everything."""
+FIRST_ANEW_SECONDS, LAST_ANEW_SECONDS = 0.5, 10.0
+"""How often a daemon looks whether another is done with replacing everything: less and less."""
 
 
 class DynamodbEngine(Engine):
@@ -55,8 +57,10 @@ class DynamodbEngine(Engine):
         self.durability = "replicated"
         self.epoch = ""
         self.side_by_side = max(1, options.connections // COMMIT_SHARE)
+        self.commit_seconds = options.timeout_seconds + FIND_OUT_SECONDS
         self._options = options
         self._calls = Calls(Access.of(options))
+        self._loads = Loads()
         self._opened: Opened | None = None
         self._renewing: asyncio.Task[None] | None = None
 
@@ -65,7 +69,7 @@ class DynamodbEngine(Engine):
     async def open(self) -> None:
         await self._calls.open()
         try:
-            self._opened = await open_tables(self._calls, self._options, self._adopted, self._replaced)
+            self._opened = await open_tables(self._calls, self._options, self._adopted, self._replaced, self._loads)
         except BaseException:
             await self._calls.close()
             raise
@@ -129,10 +133,7 @@ class DynamodbEngine(Engine):
     async def get(self, keys: Sequence[Key]) -> list[Row | None]:
         if not keys:
             return []
-        here = self._open
-        found = await here.fetcher.records(keys)
-        for key in dict.fromkeys(keys):
-            here.life.committer.saw(key, found.get(key))
+        found = await self._life.committer.read(list(dict.fromkeys(keys)))
         return [found[key].row if key in found else None for key in keys]
 
     async def query(self, query: Query) -> list[Row]:
@@ -142,9 +143,13 @@ class DynamodbEngine(Engine):
         return await self._open.walks.count(query)
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
-        here = self._open
-        await here.kinds.name({write.row.kind for unit in batch for write in unit})
-        return await here.life.committer.commit(batch)
+        here, until = self._open, asyncio.get_running_loop().time() + self._options.timeout_seconds
+        try:
+            async with asyncio.timeout_at(until):
+                await here.kinds.name({write.row.kind for unit in batch for write in unit})
+        except TimeoutError:
+            raise Unavailable("DynamoDB did not take the write in time; nothing was written") from None
+        return await here.life.committer.commit(batch, until)
 
     async def kinds(self) -> list[str]:
         return await self._open.kinds.living()
@@ -181,7 +186,12 @@ class DynamodbEngine(Engine):
         here = self._open
         before = meta_of(await here.registry.look())
         await here.whole.load(rows, before)
-        await here.begin_anew()
+        here.bar()
+        try:
+            await here.begin_anew()
+        except StateError:
+            self._replaced()  # everything is loaded: it goes on trying to take part
+            raise
         self.epoch = here.life.epoch
 
     async def check(self) -> list[str]:
@@ -202,12 +212,14 @@ class DynamodbEngine(Engine):
             self._renewing = asyncio.create_task(self._begin_anew(), name="dynamodb-anew")
 
     async def _begin_anew(self) -> None:
+        pause = FIRST_ANEW_SECONDS
         while (here := self._opened) is not None:
             try:
                 await here.begin_anew()
             except StateError as problem:
                 log.warning("not_begun_anew", why=problem.text)
-                await asyncio.sleep(ANEW_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_ANEW_SECONDS)
                 continue
             if self.epoch != here.life.epoch:
                 self.epoch = here.life.epoch

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from statesvc_client.errors import Internal, Unavailable
+from statesvc_client.errors import Internal, Outcome, Unavailable
 
 from ... import logs
 from ..port import Key, Row
@@ -61,7 +61,8 @@ class Fetcher:
         try:
             return await self.calls.call(operation, request, seconds=seconds)
         except NoSuchTable as gone:
-            raise Unavailable(f"{gone}: it was there when the daemon started; run `statesvc init`") from None
+            why = f"{gone}: it was there when the daemon started; run `statesvc init`"
+            raise Unavailable(why, outcome=_outcome(gone)) from None
         except InvalidRequest as refused:
             raise _ours(operation, refused) from None
 
@@ -186,7 +187,13 @@ class Fetcher:
 def _ours(operation: str, refused: InvalidRequest) -> Internal:
     """A request of ours that DynamoDB does not understand. What it says about it is for the log."""
     log.error("dynamodb_refused", operation=operation, code=refused.code, text=refused.text)
-    return Internal(f"DynamoDB refused a {operation} of the daemon: {refused.code}")
+    why = f"DynamoDB refused a {operation} of the daemon: {refused.code}"
+    return Internal(why, outcome=_outcome(refused))
+
+
+def _outcome(failed: Failed) -> Outcome:
+    """What a refusal leaves open: an earlier try of the same call may have done it."""
+    return "unknown" if failed.unsure else "not_applied"
 
 
 async def _tries(seconds: float) -> AsyncIterator[None]:

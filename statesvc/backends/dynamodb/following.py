@@ -6,7 +6,8 @@ An entry is told when everything its lane has before it was told, and when the e
 whichever lane that is in. Between lanes there is no other order; entries written at about the same time come at about
 the same time, by the writers' clocks, which nothing depends on. A place in the log is a vector: how far each lane was
 told. `Frontier` is this daemon's own reader: where it stands is the newest place that leaves out nothing and no
-record's earlier entry."""
+record's earlier entry.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .items import binary, number
 from .lanes import SILENT_SECONDS, Holding
 from .layout import TRAIL, slot_key
 from .registry import LaneState
-from .slots import MOST_PARTS, PARTS, Place, Slot, Trail, is_void, lane_of, number_of, read_slot, read_trail
+from .slots import PARTS, Place, Slot, Trail, is_void, lane_of, number_of, read_slot, read_trail
 from .tails import Tails
 
 log = logs.get(__name__)
@@ -60,8 +61,10 @@ class Following:
         tails.grew = self._tell
         self._frontier: Vector = {}
         self._advancing = asyncio.Lock()
-        self._samples: deque[tuple[float, Cursor]] = deque()
+        self._samples: deque[tuple[float, Vector]] = deque()
+        """Where the log stood, and when, by our own clock."""
         self._waiting = 0
+        self._is_over = False
         self._polling: asyncio.Task[None] | None = None
         self._busy = asyncio.Event()
         self._pause = FIRST_POLL_SECONDS
@@ -76,15 +79,16 @@ class Following:
             ago = time.time_ns() - int((self._lag + CLOCKS_SECONDS) * 1_000_000_000)
             old = await asyncio.gather(*(self._tails.older_than(lane, ago) for lane in self._frontier))
             places = {lane: (number, 0) for lane, number in zip(self._frontier, old, strict=True)}
-            self._samples.append((now - self._lag, write_cursor(places)))
-        self._samples.append((now, write_cursor(self._frontier)))
+            self._samples.append((now - self._lag, places))
+        self._samples.append((now, dict(self._frontier)))
 
     async def end(self) -> None:
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
             self._polling = None
-        self._growth.tell()
+        self._is_over = True
+        self._tell()
 
     def grew(self) -> None:
         """This daemon committed something."""
@@ -104,12 +108,12 @@ class Following:
         return write_cursor(self._frontier)
 
     async def position_for_queries(self) -> Cursor:
-        """Where the log stood so long ago that every index shows it by now."""
+        """Where the log stood so long ago that every index shows it by now. What was cut is older than that."""
         await self._advance()
-        then = time.monotonic() - self._lag
-        while len(self._samples) > 1 and self._samples[1][0] <= then:
-            self._samples.popleft()
-        return self._samples[0][1]
+        place = self._oldest()
+        for lane, (last, _) in self._samples[0][1].items():
+            place[lane] = (max(last, place[lane][0]), 0)
+        return write_cursor(place)
 
     async def _advance(self) -> None:
         async with self._advancing:
@@ -117,9 +121,15 @@ class Following:
                 await self._pass_on()
             except Gone:
                 await self._pass_on()  # cut a moment ago, by another daemon: from there on
-            now = time.monotonic()
-            if now - self._samples[-1][0] >= SAMPLE_SECONDS or self._lag == 0:
-                self._samples.append((now, write_cursor(self._frontier)))
+            self._note()
+
+    def _note(self) -> None:
+        """Note where the log stands, and forget what is older than it need be."""
+        now = time.monotonic()
+        if now - self._samples[-1][0] >= SAMPLE_SECONDS or self._lag == 0:
+            self._samples.append((now, dict(self._frontier)))
+        while len(self._samples) > 1 and self._samples[1][0] <= now - self._lag:
+            self._samples.popleft()
 
     async def _pass_on(self) -> None:
         for lane, tail in self._tails.lanes.items():
@@ -155,7 +165,8 @@ class Following:
     async def read(self, after: Cursor, limit: int) -> list[LogEntry]:
         found = await self._read(after, limit)
         if not found:
-            await self._tails.look()
+            # Others tell how far they are some time after a commit: a look that lags a little costs half.
+            await self._tails.look(consistent=False)
             found = await self._read(after, limit)
         return found
 
@@ -177,10 +188,9 @@ class Following:
     def _told_by(self, slot: Slot, at: Vector, most: int) -> Iterator[LogEntry]:
         """Entries of a slot that were not told yet; `at` is moved behind each."""
         lane = slot.place.lane
-        before, told = at[lane]
-        first = told if before == slot.last else 0
+        first = _told_of(slot, at)
         for index in range(first, min(len(slot.entries), first + most)):
-            at[lane] = (slot.last, (index + 1) % len(slot.entries))
+            at[lane] = _behind(slot, index)
             entry = slot.entries[index]
             yield LogEntry(write_cursor(at), entry.event, entry.row)
 
@@ -192,11 +202,10 @@ class Following:
     async def _next_slots(self, at: Vector) -> list[Slot]:
         found: list[Slot] = []
         for lane, tail in list(self._tails.lanes.items()):
-            last, told = at.setdefault(lane, (0, 0))
-            behind = last - 1 if told else last
-            if behind >= tail.end:
+            last, _ = at.setdefault(lane, (0, 0))
+            if last >= tail.end:
                 continue
-            slot = await self._tails.next(lane, behind)
+            slot = await self._tails.next(lane, last)
             if slot is None:
                 at[lane] = (max(last, tail.end), 0)  # nothing but void numbers
                 continue
@@ -220,9 +229,7 @@ class Following:
         tail = self._tails.lanes.get(before.lane)
         if tail is None or before.number <= tail.start:
             return True  # cut long ago
-        last, told = at.get(before.lane, (0, 0))
-        # Of a slot that was told in part it is not known where it began.
-        return before.number <= (last - MOST_PARTS if told else last)
+        return before.number <= at.get(before.lane, (0, 0))[0]
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
@@ -235,7 +242,7 @@ class Following:
         self._waiting += 1
         self._poll()
         try:
-            while (left := until - loop.time()) > 0:
+            while (left := until - loop.time()) > 0 and not self._is_over:
                 seen = self._growths
                 if await self._has_more(after):
                     return
@@ -283,6 +290,7 @@ class Following:
             self._extended = time.monotonic()
             moved = await self._tails.extend_all() or moved
         await self._bury_silent()
+        await self._advance()
         return moved
 
     async def _bury_silent(self) -> None:
@@ -300,7 +308,11 @@ class Following:
     # --- the history of one record -----------------------------------------------------------------------------------
 
     async def history(self, key: Key, after: Cursor, limit: int) -> list[LogEntry]:
-        """Costs a read of the record, one of its slots for every hundred, and one more for every 32 put away."""
+        """Costs a read of the record, one of its slots for every hundred, and one more for every 32 put away.
+
+        Its cursors say how far the lanes of this record's own entries were told. A follower that goes on from one is
+        told everything of this record, and of others what lies behind in each lane.
+        """
         at = read_cursor(after) if after else {}
         found = (await self._fetcher.records([key])).get(key)
         if found is None or TRAIL not in found.item:
@@ -312,8 +324,10 @@ class Following:
             await self._tails.look()
         at = self._oldest() | at
         places = await self._whole_trail(key, trail, at)
-        slots = await self.slots([place for place in places if self._is_behind(place, at)][:limit])
-        return self._chronicle(key, slots, at)
+        # Of a slot that was told in part the record's own entry may have been.
+        most = limit + sum(1 for _, told in at.values() if told)
+        slots = await self.slots([place for place in places if self._is_behind(place, at)][:most])
+        return self._chronicle(key, slots, at)[:limit]
 
     async def _whole_trail(self, key: Key, trail: Trail, at: Vector) -> Trail:
         """With what was put away, as far back as is asked for."""
@@ -330,8 +344,7 @@ class Following:
         tail = self._tails.lanes.get(place.lane)
         if tail is not None and place.number <= tail.start:
             return False
-        last, told = at.get(place.lane, (0, 0))
-        return place.number > last or bool(told and place.number == last)
+        return place.number > at.get(place.lane, (0, 0))[0]
 
     def _chronicle(self, key: Key, slots: list[Slot], at: Vector) -> list[LogEntry]:
         found: list[LogEntry] = []
@@ -340,10 +353,9 @@ class Following:
             if entry is None:
                 continue
             index, told = entry
-            last, before = at.get(slot.place.lane, (0, 0))
-            if last == slot.last and before and index < before:
+            if index < _told_of(slot, at):
                 continue
-            at = {**at, slot.place.lane: (slot.last, (index + 1) % len(slot.entries))}
+            at = {**at, slot.place.lane: _behind(slot, index)}
             found.append(LogEntry(write_cursor(at), told.event, told.row))
         return found
 
@@ -388,6 +400,18 @@ class Following:
         if not places:
             return []
         return await self._fetcher.items([(companion, slot_key(self._epoch, *place)) for place in places])
+
+
+def _behind(slot: Slot, index: int) -> tuple[int, int]:
+    """The place in a lane behind one entry of a slot: before its first number while some of it is still to be told."""
+    told = index + 1
+    return (slot.last, 0) if told == len(slot.entries) else (slot.place.number - 1, told)
+
+
+def _told_of(slot: Slot, at: Vector) -> int:
+    """How many entries of a slot were told."""
+    last, told = at.get(slot.place.lane, (0, 0))
+    return told if last == slot.place.number - 1 else 0
 
 
 def _befores(slot: Slot) -> list[Place]:

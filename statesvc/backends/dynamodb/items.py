@@ -5,7 +5,8 @@ Owns which attribute holds what, and how large an item is. Must not know calls, 
 The record is kept as it came, as text. Numbers never become DynamoDB's numbers, which have 38 digits. What Joblet
 calls jobStatus, command, createdAt and so on is written beside it, for people and for indexes. An item without
 `revision` is Joblet's own. Its record is made from its attributes, and whoever knows the rules makes the row of it:
-revision 0, until it is first written here."""
+revision 0, until it is first written here.
+"""
 
 from __future__ import annotations
 

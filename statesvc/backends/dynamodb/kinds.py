@@ -2,7 +2,8 @@
 
 Owns naming a kind in the registry before its first record is written, and finding out whether one has any left. Must
 not know walks. A witness, a record known to be there, spares the search: it is read again, with those of all other
-kinds."""
+kinds.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from typing import NamedTuple
 
-from ..port import Key, Row, Stamp
+from ..port import Key, Query, Row, Stamp
 from .fetching import Found
 from .items import binary, text
 from .layout import REVISION, TRAIL, WID, Trait, traits_of
@@ -24,7 +24,7 @@ from .slots import Trail, read_trail
 MOST_KNOWN = 20_000
 """Items remembered: some ten megabytes at most."""
 
-MOST_RECENT = 20_000
+MOST_RECENT = 10_000
 """Changes remembered of one kind."""
 
 
@@ -45,34 +45,53 @@ class Known(NamedTuple):
         trail = read_trail(binary(item[TRAIL])) if TRAIL in item else ()
         return cls(wid, row.stamp, traits_of(row), trail, row.keys.created)
 
-    @classmethod
-    def made(cls, row: Row, wid: str, trail: Trail) -> Known:
-        return cls(wid, row.stamp, traits_of(row), trail, row.keys.created)
+
+class _Kept(NamedTuple):
+    known: Known
+    at: int
 
 
 class Memory:
-    """The states items were last seen in, those that were used longest ago forgotten first."""
+    """The states items were last seen in, those that were used longest ago forgotten first.
+
+    A read and a commit of our own may cross: what was read before the commit is not newer than it, although it comes
+    later. So whoever reads takes the time before, which counts our commits.
+    """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Key, Known] = OrderedDict()
+        self.time = 0
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
 
     def get(self, key: Key) -> Known | None:
-        return self._known.get(key)
+        kept = self._kept.get(key)
+        return None if kept is None else kept.known
 
-    def keep(self, key: Key, known: Known) -> None:
-        self._known[key] = known
-        self._known.move_to_end(key)
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+    def made(self, key: Key, known: Known) -> None:
+        """A commit of ours led to this state."""
+        self.time += 1
+        self._keep(key, _Kept(known, self.time))
+
+    def saw(self, key: Key, known: Known | None, time: int) -> None:
+        """A read that began at that time showed this state; None: nothing is there."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.at > time:
+            return
+        if known is None:
+            self._kept.pop(key, None)
+        else:
+            self._keep(key, _Kept(known, time))
 
     def forget(self, key: Key) -> None:
-        self._known.pop(key, None)
+        self._kept.pop(key, None)
 
-    def clear(self) -> None:
-        self._known.clear()
+    def _keep(self, key: Key, kept: _Kept) -> None:
+        self._kept[key] = kept
+        self._kept.move_to_end(key)
+        if len(self._kept) > MOST_KNOWN:
+            self._kept.popitem(last=False)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._kept)
 
 
 class _Changed(NamedTuple):
@@ -80,38 +99,73 @@ class _Changed(NamedTuple):
     until: float
 
 
+class _OfKind:
+    """What changed of one kind, and those that a queue or a status leads to."""
+
+    def __init__(self) -> None:
+        self.rows: OrderedDict[str, _Changed] = OrderedDict()
+        self.ready: dict[str, Row] = {}
+        self.by_status: dict[str, dict[str, Row]] = {}
+
+    def put(self, row: Row, until: float) -> None:
+        self.drop(row.id)
+        self.rows[row.id] = _Changed(row, until)
+        if row.keys.ready is not None:
+            self.ready[row.id] = row
+        self.by_status.setdefault(row.keys.status or "", {})[row.id] = row
+        if len(self.rows) > MOST_RECENT:
+            self.drop(next(iter(self.rows)))
+
+    def drop(self, name: str) -> None:
+        changed = self.rows.pop(name, None)
+        if changed is not None:
+            self.ready.pop(name, None)
+            del self.by_status[changed.row.keys.status or ""][name]
+
+    def drop_old(self) -> None:
+        now = time.monotonic()
+        while self.rows and next(iter(self.rows.values())).until <= now:
+            self.drop(next(iter(self.rows)))
+
+
 class Recent:
     """Rows committed lately, by this daemon or, as far as it follows the log, by others. Bodies are left out."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._of_kind: dict[str, OrderedDict[str, _Changed]] = {}
+        self._of_kind: dict[str, _OfKind] = {}
 
     def committed(self, row: Row) -> None:
         """This daemon committed a row; one that is removed, too: an index may still show it."""
         slim = Row(row.kind, row.id, row.uid, row.revision, row.keys, b"", b"", row.deleted)
-        rows = self._of_kind.setdefault(row.kind, OrderedDict())
-        rows[row.id] = _Changed(slim, time.monotonic() + self._seconds)
-        rows.move_to_end(row.id)
-        if len(rows) > MOST_RECENT:
-            rows.popitem(last=False)
+        self._of_kind.setdefault(row.kind, _OfKind()).put(slim, time.monotonic() + self._seconds)
 
     def told(self, row: Row) -> None:
         """The log tells of a row another daemon committed. What is known already may be newer, by a hidden write."""
-        rows = self._of_kind.get(row.kind)
-        before = None if rows is None else rows.get(row.id)
+        kind = self._of_kind.get(row.kind)
+        before = None if kind is None else kind.rows.get(row.id)
         if before is None or before.row.uid != row.uid or before.row.revision < row.revision:
             self.committed(row)
 
     def of_kind(self, kind: str) -> list[Row]:
         """What changed of a kind."""
-        rows = self._of_kind.get(kind)
-        if not rows:
+        changed = self._of_kind.get(kind)
+        if changed is None:
             return []
-        now = time.monotonic()
-        while rows and next(iter(rows.values())).until <= now:
-            rows.popitem(last=False)
-        return [changed.row for changed in rows.values()]
+        changed.drop_old()
+        return [each.row for each in changed.rows.values()]
+
+    def for_query(self, query: Query) -> list[Row]:
+        """What a query may have to do with."""
+        changed = self._of_kind.get(query.kind)
+        if changed is None:
+            return []
+        changed.drop_old()
+        if query.sort == "ready":
+            return list(changed.ready.values())
+        if query.term is not None and query.term[0] == "status":
+            return [row for value in set(query.term[1:]) for row in changed.by_status.get(value, {}).values()]
+        return [each.row for each in changed.rows.values()]
 
     def clear(self) -> None:
         self._of_kind.clear()

@@ -26,16 +26,17 @@ from .fetching import Fetcher
 from .items import text
 from .layout import PK, SK, WID, lane_key
 from .registry import BEAT, BYTES, END, HOLDER, LaneState, Registry, Seen
-from .slots import Place, number_of, void_item
+from .slots import MOST_PARTS, Place, number_of, void_item
 
 log = logs.get(__name__)
 
 WINDOW = 64
 """Numbers that may be open at once."""
 
-SEALED = 2 * WINDOW
-"""Numbers made void behind the last slot of a silent daemon. Its own settled end may lie behind that slot, by numbers
-it gave up, and what it has given out is at most a window behind that end."""
+SEALED = WINDOW + MOST_PARTS
+"""Numbers made void behind the last slot of a silent daemon, or behind the end it told last. It gives out none behind
+those: numbers it gave up count for nothing until it has told others how far the lane is settled; and of several that
+one slot was to take up only the first may be there, as a void one."""
 
 PUBLISH_SECONDS = 0.1
 """How often others are told how far the lane reaches, while it grows."""
@@ -66,10 +67,15 @@ class OwnLane:
         """Given back, and not the highest."""
         self._done: set[int] = set()
         self._room = asyncio.Event()
+        self._seen = state.end
+        """The highest number others can see to be taken or settled."""
+        self.wants_telling: Callable[[], None] = lambda: None
+        """Is told when the lane has to be published for more numbers to be given out."""
 
     async def take(self, count: int) -> int:
         """The first of so many numbers in a row."""
-        while self._next + count - 1 - self.end > WINDOW:
+        while self._next + count - 1 - min(self.end, self._seen) > WINDOW:
+            self.wants_telling()
             self._room.clear()
             await self._room.wait()
         first, self._next = self._next, self._next + count
@@ -78,7 +84,13 @@ class OwnLane:
     def done(self, first: int, count: int) -> bool:
         """These numbers are taken, by a slot or by a void one. Returns whether the settled end moved."""
         self._done.update(range(first, first + count))
+        self._seen = max(self._seen, first + count - 1)
         return self._advance()
+
+    def told(self, end: int) -> None:
+        """Others know how far it is settled."""
+        self._seen = max(self._seen, end)
+        self._room.set()
 
     def give_back(self, first: int, count: int) -> bool:
         """Nothing came of them, and nothing can. The highest are given out again."""
@@ -87,6 +99,11 @@ class OwnLane:
             self._next -= 1
             self._free.remove(self._next)
         return self._advance()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is known to be under way."""
+        return self._next == self.end + 1
 
     def skip_to(self, top: int) -> None:
         """Others took numbers up to `top`: none of them is given out any more."""
@@ -124,6 +141,7 @@ class Holding:
 
     async def begin(self, lanes: dict[int, LaneState]) -> None:
         self.lane = await self._take(lanes)
+        self.lane.wants_telling = self.grew
         self._task = asyncio.create_task(self._tend(), name="dynamodb-lane")
 
     async def _take(self, lanes: dict[int, LaneState]) -> OwnLane:
@@ -131,21 +149,34 @@ class Holding:
         self._beat = state.beat
         # Whoever had it before may have written more than it came to say.
         top = await self.top_of(state.number, state.end) if state.end else 0
+        try:
+            await self._seal_missing(state.number, state.end, top)
+        except Lost:
+            raise Unavailable("DynamoDB did not answer in time when a lane of the log was taken") from None
         return OwnLane(state._replace(end=max(state.end, top)))
 
     async def top_of(self, lane: int, above: int) -> int:
         """The highest number above one that is taken in a lane; `above` when there is none."""
-        request: dict[str, Any] = {
+        request = {**self._above(lane, above), "ScanIndexForward": False, "Limit": 1}
+        page = await self._fetcher.page("Query", request, None)
+        return max((number_of(item) for item in page.items), default=above)
+
+    async def _seal_missing(self, lane: int, above: int, last: int) -> None:
+        """Make every number void, above one and up to another, that is not taken. Raises `Lost` when no reply tells."""
+        if last <= above:
+            return
+        taken = {number_of(item) for item in await self._fetcher.query_all(self._above(lane, above))}
+        free = [Place(lane, number) for number in range(above + 1, last + 1) if number not in taken]
+        await asyncio.gather(*map(self.seal, free))
+
+    def _above(self, lane: int, above: int) -> dict[str, Any]:
+        return {
             "TableName": self._fetcher.tables.companion,
             "KeyConditionExpression": f"{PK} = :lane AND {SK} > :above",
             "ExpressionAttributeValues": {":lane": {"S": lane_key(self._epoch, lane)}, ":above": {"S": f"{above:014}"}},
             "ProjectionExpression": SK,
             "ConsistentRead": True,
-            "ScanIndexForward": False,
-            "Limit": 1,
         }
-        reply = await self._fetcher.read("Query", request)
-        return max((number_of(item) for item in reply["Items"]), default=above)
 
     def grew(self) -> None:
         """The lane reaches further than others know."""
@@ -160,7 +191,8 @@ class Holding:
         self._task = None
         with suppress(StateError, TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
-                await self._say(remove=[HOLDER])
+                # What is still open is made void by whoever takes the lane from a holder that is silent.
+                await self._say(remove=[HOLDER] if self.lane.is_settled else [])
 
     async def _tend(self) -> None:
         while True:
@@ -181,9 +213,12 @@ class Holding:
         lane, self._beat = self.lane, self._beat + 1
         values = {BEAT: {"N": str(self._beat)}, END: {"N": str(lane.end)}, BYTES: {"N": str(lane.bytes)}}
         given = {":mine": {"S": self.holder}}
+        end = lane.end
         changed = await self._registry.change(
             self._epoch, lane.number, values, remove=remove, only_if="holder = :mine", given=given
         )
+        if changed is not None:
+            lane.told(end)
         return changed is not None
 
     # --- trouble -----------------------------------------------------------------------------------------------------
@@ -203,6 +238,7 @@ class Holding:
                 return
             log.warning("lane_lost", lane=lane.number)
             self.lane = await self._take(seen.lanes)
+            self.lane.wants_telling = self.grew
             self.moved(self.lane)
 
     async def seal(self, place: Place) -> str | None:
@@ -217,7 +253,7 @@ class Holding:
         """Take a lane from a silent holder, and leave it free: nothing of that holder's can come into it any more."""
         lane, last = silent.number, await self.top_of(silent.number, silent.end) + SEALED
         try:
-            await asyncio.gather(*(self.seal(Place(lane, number)) for number in range(last - SEALED + 1, last + 1)))
+            await self._seal_missing(lane, silent.end, last)
         except Lost:
             return False
         freed = await self._registry.change(

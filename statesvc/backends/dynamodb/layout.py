@@ -13,7 +13,8 @@ Owns the form of what is stored in the two tables. Must not know calls, nor what
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime
+from datetime import date
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..port import Key, Row
@@ -57,14 +58,14 @@ class IndexShape(NamedTuple):
 BY_STATUS = IndexShape("status-createdAt-index", STATUS, CREATED)
 BY_NODE = IndexShape("nodeId-createdAt-index", NODE, CREATED)
 BY_WALK = IndexShape("walk-index", WALK, WALK_AT)
+BY_COMPLETED = IndexShape("completed-index", WALK, COMPLETED)
 BY_READY = IndexShape("ready-index", READY_OF, READY_AT)
 BY_DUE = IndexShape("due-index", DUE_OF, DUE_AT)
-INDEXES = (BY_STATUS, BY_NODE, BY_WALK, BY_READY, BY_DUE)
+INDEXES = (BY_STATUS, BY_NODE, BY_WALK, BY_COMPLETED, BY_READY, BY_DUE)
 
 REGISTRY = "lanes"
 META = "meta"
 
-MOST_PARTITION_BYTES = 2048
 MOST_SORT_BYTES = 1024
 MOST_ITEM_BYTES = 400 * 1024
 """DynamoDB's own limits."""
@@ -137,13 +138,18 @@ LEAST_MOMENT, MOST_MOMENT = -(2**63), 2**63 - 1
 def moment_text(nanoseconds: int) -> str:
     """A time as text that sorts as times do: 2025-10-26T00:00:00.000000000Z. 64 bits reach from 1677 to 2262."""
     seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    return f"{_second_text(seconds)}.{rest:09}Z"
+
+
+@lru_cache(maxsize=1024)
+def _second_text(seconds: int) -> str:
+    """Most times are of the last few seconds."""
     day, second = divmod(seconds, 86_400)
-    date = datetime.fromordinal(_EPOCH_DAY + day)
     hour, second = divmod(second, 3600)
-    return f"{date:%Y-%m-%d}T{hour:02}:{second // 60:02}:{second % 60:02}.{rest:09}Z"
+    return f"{date.fromordinal(_EPOCH_DAY + day).isoformat()}T{hour:02}:{second // 60:02}:{second % 60:02}"
 
 
-_EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC).toordinal()
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
 
 
 def ready_text(ready: str) -> str:

@@ -64,10 +64,11 @@ class Life:
             self._recent.committed(row)
 
     def _wrote(self, lane: OwnLane, slot: Slot) -> None:
-        self.tails.lanes[lane.number].keep(slot)
+        # A lane that was taken from this daemon is read like those of others.
+        if lane is self.holding.lane:
+            self.tails.lanes[lane.number].keep(slot)
 
     def _settled(self, lane: OwnLane) -> None:
-        # A lane that was taken from this daemon is read like those of others.
         if lane is self.holding.lane:
             self.tails.lanes[lane.number].grown(lane.end)
         self.holding.grew()

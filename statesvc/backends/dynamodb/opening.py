@@ -5,7 +5,8 @@ Owns what an open engine has. Must not know the port's calls.
 A table of jobs that Joblet made is opened as it is. Until its jobs have been put into our indexes, which `statesvc
 init` does, it is gone through as a whole by everything that lists. Its companion is made here when it has the name
 that follows from the table's; a companion that the configuration names is expected to be there, lest a slip of the pen
-begin an empty store."""
+begin an empty store.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from .life import Life
 from .registry import FORMAT, Meta, Registry, Seen
 from .tables import Wanted, definition, describe, inspect
 from .walks import Walks
-from .whole import Whole
+from .whole import Loads, Whole
 
 if TYPE_CHECKING:
     from ...config.model import Dynamodb
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 log = logs.get(__name__)
 
 DAY_SECONDS = 86_400
+
+_REPLACED = "everything in the tables is being replaced by another daemon"
 
 MADE_LOOKS, LOOK_SECONDS = 120, 0.5
 """How often it is looked whether the companion is there, and how long is waited in between. It takes ten seconds."""
@@ -48,9 +51,11 @@ class Opened:
         self._replaced = replaced
         self._walked = False
         self._barred = ""
+        self._renewing = asyncio.Lock()
+        """Whoever has replaced everything also sees, when it looks, that everything was replaced."""
         self.fetcher = fetcher
         self.registry = Registry(fetcher)
-        self.recent = Recent(2 * max(options.index_lag_seconds, 1.0))
+        self.recent = Recent(max(options.index_lag_seconds, 1.0))
         self.walks = Walks(fetcher, Hints(fetcher), self.recent)
         self.whole = Whole(fetcher, self.registry)
         self.kinds = KnownKinds(fetcher, self.registry, self.recent)
@@ -61,14 +66,20 @@ class Opened:
         if self._barred:
             raise Unavailable(self._barred)
 
-    async def begin(self, *, indexed: bool) -> None:
+    def bar(self) -> None:
+        """Everything was replaced: nothing is written or read until the new epoch is taken part in."""
+        self._barred = _REPLACED
+
+    async def begin(self, loads: Loads, *, indexed: bool) -> None:
         walked = indexed and await self.fetcher.is_empty(self.fetcher.tables.jobs)
         seen = await self.registry.found(walked=walked)
         meta = meta_of(seen)
         _check_format(meta)
         if meta.loading:
+            if not loads.is_abandoned(meta):
+                raise Unavailable(_REPLACED)
             log.warning("load_finished_for_another", epoch=meta.loading)
-            await self.whole.finish(meta)
+            await self.whole.take_over(meta)
             seen = await self.registry.look()
         self._walked = meta.walked
         if not (indexed and meta.walked):
@@ -78,21 +89,26 @@ class Opened:
 
     async def begin_anew(self) -> None:
         """Take part in the epoch that has begun, if another has."""
-        seen = await self.registry.look()
-        meta = meta_of(seen)
-        _check_format(meta)
-        if meta.loading:
-            raise Unavailable("everything in the tables is being replaced by another daemon")
-        if meta.epoch != self.life.epoch:
-            await self.life.end()
-            self.recent.clear()
-            await self._begin_life(seen)
-        self._barred = ""
+        async with self._renewing:
+            seen = await self.registry.look()
+            meta = meta_of(seen)
+            _check_format(meta)
+            if meta.loading:
+                raise Unavailable(_REPLACED)
+            if meta.epoch != self.life.epoch:
+                await self.life.end()
+                self.recent.clear()
+                await self._begin_life(seen)
+            self._barred = ""
 
     async def _begin_life(self, seen: Seen) -> None:
         life = Life(self.fetcher, self.registry, meta_of(seen).epoch, self._options, self.recent)
         self.kinds.take_in(seen)
-        await life.begin(seen, self._looked)
+        try:
+            await life.begin(seen, self._looked)
+        except BaseException:
+            await life.end()  # it may hold a lane by now
+            raise
         self.life = life
 
     def _use_indexes(self, *, use: bool) -> None:
@@ -107,7 +123,7 @@ class Opened:
             self._walked = True
             self._use_indexes(use=True)
         if meta.epoch != self.life.epoch or meta.loading or meta.oldest > FORMAT:
-            self._barred = "everything in the tables is being replaced by another daemon"
+            self._barred = _too_new(meta) or _REPLACED
             self._replaced()
 
     def measures(self) -> dict[str, int]:
@@ -127,9 +143,16 @@ def meta_of(seen: Seen) -> Meta:
 
 
 def _check_format(meta: Meta) -> None:
-    if meta.oldest > FORMAT:
-        why = f"the tables are of format {meta.format}, and this version writes {FORMAT}"
-        raise Unavailable(f"{why}; they take {meta.oldest} or newer: use a newer version")
+    if too_new := _too_new(meta):
+        raise Unavailable(too_new)
+
+
+def _too_new(meta: Meta) -> str:
+    """Why this version must not write to the tables; "" when it may."""
+    if meta.oldest <= FORMAT:
+        return ""
+    why = f"the tables are of format {meta.format}, and this version writes {FORMAT}"
+    return f"{why}; they take {meta.oldest} or newer: use a newer version"
 
 
 def fetcher_on(calls: Calls, options: Dynamodb, key: str, adopt: Adopt) -> Fetcher:
@@ -139,7 +162,9 @@ def fetcher_on(calls: Calls, options: Dynamodb, key: str, adopt: Adopt) -> Fetch
     return Fetcher(calls, tables, adopt, options.timeout_seconds)
 
 
-async def open_tables(calls: Calls, options: Dynamodb, adopt: Adopt, replaced: Callable[[], None]) -> Opened:
+async def open_tables(
+    calls: Calls, options: Dynamodb, adopt: Adopt, replaced: Callable[[], None], loads: Loads
+) -> Opened:
     wanted, ours = Wanted.of(options), frozenset(shape.name for shape in INDEXES)
     if not options.companion_table:
         await _make_companion(calls, wanted)
@@ -149,7 +174,7 @@ async def open_tables(calls: Calls, options: Dynamodb, adopt: Adopt, replaced: C
     if not found.indexes[wanted.companion] >= ours:
         raise Unavailable(f"table {wanted.companion!r} lacks indexes: make them with `statesvc init`")
     opened = Opened(fetcher_on(calls, options, found.key, adopt), options, replaced)
-    await opened.begin(indexed=found.indexes[wanted.jobs] >= ours)
+    await opened.begin(loads, indexed=found.indexes[wanted.jobs] >= ours)
     return opened
 
 

@@ -5,7 +5,8 @@ Owns its items: the epoch and the format, the lanes with their holders, the kind
 All of it lies in one partition, so that one query tells a daemon what has happened everywhere. A lane has one holder
 at a time, and only the holder writes into it. It says so by `beat`; a lane whose beat stands still for long, by the
 clock of whoever looks, is taken from its holder by that daemon. `end` is how far a lane is settled: every number up to
-it is either a slot or void for good. `start` is how far it was cut: what is at or below it is gone."""
+it is either a slot or void for good. `start` is how far it was cut: what is at or below it is gone.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ FORMAT = 1
 
 HOLDER, BEAT, END, START, BYTES, CUT = "holder", "beat", "end", "start", "bytes", "cut"
 EPOCH, FORMAT_NAME, OLDEST, LOADING, WALKED = "epoch", "format", "oldest", "loading", "walked"
+LOADER, STEPS = "loader", "steps"
 
 
 class Meta(NamedTuple):
@@ -37,6 +39,10 @@ class Meta(NamedTuple):
     """The epoch that is to follow, while a snapshot takes the place of everything."""
     walked: bool
     """Every job is in our indexes: the table was made by us, or Joblet's items have been put into them."""
+    loader: str = ""
+    """Who is at that load."""
+    steps: int = 0
+    """Grows while somebody is."""
 
 
 class LaneState(NamedTuple):
@@ -99,12 +105,18 @@ class Registry:
 
     async def begin_anew(self, meta: Meta, before: Meta) -> None:
         """Put another meta item in the place of the one that was seen."""
+        expected = {EPOCH: {"S": before.epoch}}
+        if before.loading:
+            expected |= {LOADER: {"S": before.loader}, STEPS: {"N": str(before.steps)}}
+        conditions = [f"#{name} = :{name}" for name in expected]
         request = {
             "TableName": self._table,
             "Item": _meta_item(meta),
-            "ConditionExpression": "#epoch = :epoch",
-            "ExpressionAttributeNames": {"#epoch": EPOCH},
-            "ExpressionAttributeValues": {":epoch": {"S": before.epoch}},
+            "ConditionExpression": " AND ".join(
+                conditions if before.loading else [*conditions, f"attribute_not_exists({LOADING})"]
+            ),
+            "ExpressionAttributeNames": {f"#{name}": name for name in expected},
+            "ExpressionAttributeValues": {f":{name}": value for name, value in expected.items()},
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
         try:
@@ -207,12 +219,17 @@ def _meta_item(meta: Meta) -> Item:
         OLDEST: {"N": str(meta.oldest)},
         WALKED: {"BOOL": meta.walked},
     }
-    return item | ({LOADING: {"S": meta.loading}} if meta.loading else {})
+    if not meta.loading:
+        return item
+    return item | {LOADING: {"S": meta.loading}, LOADER: {"S": meta.loader}, STEPS: {"N": str(meta.steps)}}
 
 
 def _meta_of(item: Item) -> Meta:
     walked = bool(item.get(WALKED, {}).get("BOOL", False))
-    return Meta(text(item, EPOCH), number(item, FORMAT_NAME), number(item, OLDEST), text(item, LOADING), walked)
+    return Meta(
+        text(item, EPOCH), number(item, FORMAT_NAME), number(item, OLDEST), text(item, LOADING), walked,
+        text(item, LOADER), number(item, STEPS),
+    )  # fmt: skip
 
 
 def _lane_of(item: Item) -> LaneState:

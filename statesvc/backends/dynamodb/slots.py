@@ -5,7 +5,8 @@ Owns the form of a slot and of a record's trail through the log. Must not know c
 A slot says what happened and, for each record, where the log told of it before. So a reader can hold an entry back
 until it has passed on the one it follows, whichever daemon wrote that. A slot without entries is void: its place can
 never be taken by a write any more. A record's item keeps its trail: the places of its entries, newest last. When it
-grows long it is put away into the entry being written, and begins anew with that entry's place."""
+grows long it is put away into the entry being written, and begins anew with that entry's place.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from .fetching import Fetcher
 from .items import number
 from .lanes import Holding, OwnLane
 from .layout import PK, SK, Item, lane_key
+from .pages import Page, Pages
 from .registry import LaneState, Registry, Seen
 from .slots import AT, PARTS, Place, Slot, is_void, number_of, read_slot
 
@@ -112,6 +113,7 @@ class Tails:
         self._epoch = epoch
         self._holding = holding
         self._reading: dict[int, asyncio.Lock] = {}
+        self._pages = Pages()
         self.lanes: dict[int, Tail] = {}
         self.held: dict[int, LaneState] = {}
         """Lanes other daemons hold: they may reach further than the registry says."""
@@ -172,15 +174,21 @@ class Tails:
     async def next(self, lane: int, after: int) -> Slot | None:
         """The next slot of a lane behind a number, up to its settled end. Raises `Gone` when it was cut."""
         tail = self.lanes[lane]
-        if after < tail.kept_from:
-            slots, upto = await self._read(tail, after, tail.end)
-            while not slots and upto < tail.end:
-                slots, upto = await self._read(tail, upto, tail.end)
-            return slots[0] if slots else None
+        while after < tail.kept_from:
+            page = self._pages.find(lane, after) or await self._page(tail, after)
+            slot = page.next(after)
+            if slot is not None or page.upto >= tail.end:
+                return slot
+            after = page.upto
         slot = tail.kept(after)
         if slot is not None or tail.kept_to >= tail.end:
             return slot
         return await self._read_on(tail, after)
+
+    async def _page(self, tail: Tail, after: int) -> Page:
+        """A page of what is no longer in memory."""
+        slots, upto = await self._read(tail, after, tail.end)
+        return self._pages.keep(tail.lane, Page(after, upto, slots))
 
     async def _read_on(self, tail: Tail, after: int) -> Slot | None:
         """Read behind what is in memory. Whoever comes meanwhile waits for it, and finds it there."""

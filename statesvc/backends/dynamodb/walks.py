@@ -5,6 +5,7 @@ Owns which index a query walks, merging several, and what is in an order no inde
     created                   walk index
     created, with a status    status-createdAt-index;  with a node: nodeId-createdAt-index
     created, with a label     hints, as with an owner; what has none of these is looked for along the walk index
+    completed                 completed index: those who sweep look there once a minute
     ready, due, deleted       indexes of their own, which hold nothing else
     all others                the index keys of the whole kind are read and sorted in memory
 
@@ -25,6 +26,7 @@ from .hints import Hint, Hints
 from .items import binary, text
 from .known import Recent
 from .layout import (
+    BY_COMPLETED,
     BY_DUE,
     BY_NODE,
     BY_READY,
@@ -183,6 +185,8 @@ class Walks:
             return [self._of_term(query, bounds, page, value) for value in dict.fromkeys(query.term[1:])]
         if query.sort == "created":
             return [self._indexed(query, bounds, page, BY_WALK, query.kind)]
+        if query.sort == "completed" and not query.missing:
+            return [self._indexed(query, bounds, page, BY_COMPLETED, query.kind)]
         if query.sort == "ready":
             return [self._indexed(query, bounds, page, BY_READY, query.kind)]
         if query.sort in ("due", "deleted"):
@@ -248,7 +252,7 @@ class Walks:
 
     async def _changed_lately(self, query: Query) -> AsyncIterator[Piece]:
         form = _form(query)
-        rows = [row for row in self._recent.of_kind(query.kind) if matches(row, query)]
+        rows = [row for row in self._recent.for_query(query) if matches(row, query)]
         found = [Candidate(form(_place(row, query)), row.id) for row in rows]
         yield Piece(sorted(found, reverse=query.descending), is_last=True)
 
@@ -333,7 +337,7 @@ def _place(row: Row, query: Query) -> Any:
 def _form(query: Query) -> Form:
     if query.missing:
         return _as_it_is
-    if query.sort in ("created", "due", "deleted"):
+    if query.sort in ("created", "completed", "due", "deleted"):
         return moment_text
     return ready_text if query.sort == "ready" else _as_it_is
 

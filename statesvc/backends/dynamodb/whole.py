@@ -3,7 +3,8 @@
 Owns dumps and loads. Must not know commits or walks.
 
 A load is done wholly or not at all: rows are first put aside in the companion table; the registry then says that they
-are to take the place of everything, and from there on whoever opens the tables finishes what was begun.
+are to take the place of everything, and who is at it. While that one goes on nobody else opens the tables. Once it
+stands still, by the clock of whoever wants to open them, that daemon takes the load over and finishes what was begun.
 """
 
 from __future__ import annotations
@@ -26,8 +27,28 @@ from .registry import FORMAT, Meta, Registry
 ASIDE_BYTES = 200_000
 """Rows put aside in one item: below what an item holds, whatever the last row adds."""
 
+STEP_SECONDS = 1.0
+"""How often somebody who loads says that it goes on."""
+
+ABANDONED_SECONDS = 30.0
+"""How long a load must stand still until another daemon takes it over."""
+
 ROWS = "rows"
 _rows = msgspec.msgpack.Decoder(list[Row])
+
+
+class Loads:
+    """Loads of other daemons, and since when they stand still."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[str, int] | None = None
+        self._since = 0.0
+
+    def is_abandoned(self, meta: Meta) -> bool:
+        now = time.monotonic()
+        if self._seen != (meta.loader, meta.steps):
+            self._seen, self._since = (meta.loader, meta.steps), now
+        return now - self._since >= ABANDONED_SECONDS
 
 
 class Whole:
@@ -36,6 +57,9 @@ class Whole:
     def __init__(self, fetcher: Fetcher, registry: Registry) -> None:
         self._fetcher = fetcher
         self._registry = registry
+        self._under_way: Meta | None = None
+        """The load this daemon is at, as the registry has it."""
+        self._said = 0.0
 
     @property
     def _tables(self) -> Tables:
@@ -88,21 +112,40 @@ class Whole:
         except BaseException:
             await self._clear([f"s#{epoch}"])
             raise
-        await self._registry.begin_anew(before._replace(loading=epoch), before)
-        return await self.finish(before._replace(loading=epoch))
+        begun = before._replace(loading=epoch, loader=os.urandom(8).hex(), steps=1)
+        await self._registry.begin_anew(begun, before)
+        return await self.finish(begun)
+
+    async def take_over(self, meta: Meta) -> Meta:
+        """Go on with a load that another has abandoned."""
+        ours = meta._replace(loader=os.urandom(8).hex(), steps=meta.steps + 1)
+        await self._registry.begin_anew(ours, meta)
+        return await self.finish(ours)
+
+    async def _go_on(self) -> None:
+        """Say that the load goes on; raises when another has taken it over."""
+        meta = self._under_way
+        if meta is None or time.monotonic() - self._said < STEP_SECONDS:
+            return
+        following = meta._replace(steps=meta.steps + 1)
+        await self._registry.begin_anew(following, meta)
+        self._under_way, self._said = following, time.monotonic()
 
     async def finish(self, meta: Meta) -> Meta:
-        """Go on with a load that was begun, by whomever."""
+        """Do what the registry says is to be done, by us."""
+        self._under_way, self._said = meta, time.monotonic()
         epoch = meta.loading
         await self._empty()
         kinds: set[str] = set()
         async for some in self._aside(epoch):
+            await self._go_on()
             await self._put(some, epoch)
             kinds.update(row.kind for row in some)
         for kind in sorted(kinds):
             await self._registry.name_kind(kind)
         after = Meta(epoch, FORMAT, FORMAT, "", meta.walked)
-        await self._registry.begin_anew(after, meta)
+        await self._registry.begin_anew(after, self._under_way)
+        self._under_way = None
         await self._clear([f"s#{epoch}"])
         return after
 
@@ -158,9 +201,11 @@ class Whole:
             "ExpressionAttributeNames": {"#key": key},
         }
         async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
+            await self._go_on()
             await self._fetcher.write_all(self._tables.jobs, [_deletion({key: item[key]}) for item in items])
         request = {"TableName": self._tables.companion, "ProjectionExpression": f"{PK}, {SK}"}
         async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
+            await self._go_on()
             going = [_deletion({PK: item[PK], SK: item[SK]}) for item in items if _goes(item)]
             await self._fetcher.write_all(self._tables.companion, going)
 

@@ -25,7 +25,7 @@ LONGEST_PAUSE_SECONDS = 0.5
 
 async def run(
     send: Send,
-    seconds: float,
+    until: float,
     name: str,
     key: bytes,
     calls: Sequence[Sequence[Argument]],
@@ -33,11 +33,12 @@ async def run(
 ) -> list[Any]:
     """The replies to calls of a script, then those to the commands of `tail`, which follow them every time.
 
-    Calls must not depend on each other: some of them may be sent again behind the others.
+    Calls must not depend on each other: some of them may be sent again behind the others, before the loop's clock says
+    `until`. How long one sending may take is for `send` to know.
     """
     text = script(name)
     replies = await send(*(text.short(key, *each) for each in calls), *tail)
-    pauses = _Pauses(seconds)
+    pauses = _Pauses(until)
     while again := [place for place, reply in enumerate(replies[: len(calls)]) if _is(reply, "NOSCRIPT", "NOTLOCAL")]:
         if any(_is(replies[place], "NOTLOCAL") for place in again) and not await pauses.pause():
             break
@@ -59,8 +60,8 @@ def _is(reply: Any, *codes: str) -> bool:
 class _Pauses:
     """They grow, and end in time."""
 
-    def __init__(self, seconds: float) -> None:
-        self._until = asyncio.get_running_loop().time() + seconds
+    def __init__(self, until: float) -> None:
+        self._until = until
         self._next = FIRST_PAUSE_SECONDS
 
     async def pause(self) -> bool:

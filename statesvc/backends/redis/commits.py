@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from statesvc_client.errors import BadRequest
+from statesvc_client.errors import BadRequest, StateError
 
-from ..port import REMOVED, UNIT_WRITES, Key, Result, Stamp, Unit, Write
+from ..port import REMOVED, UNIT_WRITES, Key, Result, Row, Stamp, Unit, Write
 from . import rows
 from .epochs import Acknowledged
-from .faults import LOST, Refused
+from .faults import LOST, NOT_NOW, Refused
 from .scripting import Argument
 
 CALL_UNITS = 128
 CALL_BYTES = 256 * 1024
 """What one call of the script takes at most, unless a unit alone is larger: some milliseconds of the server's time."""
+
+SURELY_NOTHING = NOT_NOW | {"OOM", "MISCONF", "WRONGPASS", "NOSCRIPT", "NOTLOCAL"}
+"""Refusals that come before a script's first write. Behind any other one a part of it may have been carried out."""
 
 
 class Part(NamedTuple):
@@ -107,7 +110,9 @@ class Outcome:
         self.replaced = False
         """The store is no longer the one this daemon knows."""
         self.refused: Refused | int | None = None
-        """Why the server did not even look: its refusal, or the format it is written in."""
+        """Why the server did not even look: its refusal, or the format it is written in. Of several refusals one that
+        leaves something open."""
+        self._refused_parts: list[Part] = []
         self._lost: set[tuple[Key, Stamp]] = set()
 
     def take(self, call: Call, reply: Any) -> None:
@@ -115,14 +120,30 @@ class Outcome:
             self.touched = True
             self._settle(call, ["unknown"] * len(call.parts))
         elif isinstance(reply, Refused):
-            self.refused = reply
-            self._settle(call, ["unknown"] * len(call.parts))
+            self._refuse(call, reply)
         elif reply[0] == b"ok":
             self._answered(call, reply)
         else:
             self.replaced = self.replaced or reply[0] == b"epoch"
             self.refused = int(reply[1]) if reply[0] == b"format" else self.refused
-            self._settle(call, ["conflict"] * len(call.parts))
+            self.conflict(call.parts)
+
+    def _refuse(self, call: Call, reply: Refused) -> None:
+        surely = reply.code in SURELY_NOTHING
+        if self.refused is None or not surely:
+            self.refused = reply
+        self._settle(call, ["unknown"] * len(call.parts))
+        if surely:
+            self._refused_parts += call.parts
+
+    def conflict(self, parts: Sequence[Part]) -> None:
+        """Nothing of these units was applied, and they are to be decided again."""
+        self._settle(Call(parts), ["conflict"] * len(parts))
+
+    def never_applied(self, parts: Sequence[Part], why: StateError) -> None:
+        """Nothing of these units was or will be applied, nor of those that were refused without a look."""
+        for some in (parts, self._refused_parts):
+            self._settle(Call(some), [why] * len(some))
 
     def _answered(self, call: Call, reply: Sequence[Any]) -> None:
         self.seq, self.log_bytes = int(reply[1]), int(reply[3])
@@ -138,6 +159,13 @@ class Outcome:
             if result != "applied":
                 self._lost.update((write.row.key, write.row.stamp) for write in part.unit)
 
+    def applied(self, run: Sequence[Call]) -> Iterator[Row]:
+        """The rows a run has made."""
+        for call in run:
+            for part in call.parts:
+                if self.results[part.place] == "applied":
+                    yield from (write.row for write in part.unit)
+
     def without_lost(self, waiting: list[Part]) -> list[Part]:
         """What may still be sent: units that build on what was not made are refused here."""
         if not self._lost:
@@ -145,10 +173,15 @@ class Outcome:
         left: list[Part] = []
         for part in waiting:
             if any((write.row.key, write.expects) in self._lost for write in part.unit):
-                self._settle(Call([part]), ["conflict"])
+                self.conflict([part])
             else:
                 left.append(part)
         return left
+
+
+def without(some: Sequence[Part], waiting: Sequence[Part]) -> list[Part]:
+    places = {part.place for part in some}
+    return [part for part in waiting if part.place not in places]
 
 
 def _newest(call: Call, results: Sequence[Result], seq: int) -> Acknowledged | None:

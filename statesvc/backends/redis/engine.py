@@ -6,7 +6,9 @@ happen at one moment is in scripts/, which the server runs; this side makes thei
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from statesvc_client.errors import StateError
@@ -18,18 +20,16 @@ from .access import Access
 from .durability import durability_of
 from .epochs import Trust
 from .facts import Facts
-from .faults import NOT_NOW, Refused, as_error
+from .faults import Refused, as_error
 from .link import Link
 from .log import Log
 from .meta import FORMAT, Meta, too_new
 from .names import namespace_key
 from .namespace import Namespace
 from .replicas import Replicas
+from .seen import Seen
 
 log = logs.get(__name__)
-
-SURELY_NOTHING = NOT_NOW | {"OOM", "MISCONF", "WRONGPASS", "NOSCRIPT", "NOTLOCAL"}
-"""Refusals that come before a script's first write. Behind any other one a part of it may have been carried out."""
 
 
 class RedisEngine(Engine):
@@ -54,7 +54,9 @@ class RedisEngine(Engine):
         self._namespace.met, self._namespace.took = self._met, self._took
         self._replicas = Replicas(self._link, namespace_key(namespace), wait_replicas, wait_seconds)
         self._log = Log(self._namespace, self._replicas)
+        self._seen = Seen()
         self._loading = False
+        self.commit_seconds = access.timeout_seconds + (wait_seconds if wait_replicas else 0.0)
 
     async def open(self) -> None:
         await self._link.open()
@@ -87,6 +89,7 @@ class RedisEngine(Engine):
         was, self.epoch = self.epoch, meta.epoch
         self._log.replaced(meta)
         if was and not self._loading:
+            self._seen.began_anew()
             self.began_anew()
 
     # --- rows ------------------------------------------------------------------------------------------------------
@@ -102,14 +105,20 @@ class RedisEngine(Engine):
         )
         values = {kind: iter(reply) for kind, reply in zip(ids, replies, strict=True)}
         stored = ((kind, id, next(values[kind])) for kind, id in keys)
-        return [None if value is None else rows.unpack(kind, id, value) for kind, id, value in stored]
+        found = [None if value is None else rows.unpack(kind, id, value) for kind, id, value in stored]
+        self._seen.note(found)
+        return found
 
     async def kinds(self) -> list[str]:
         _, [names] = await self._namespace.read(lambda names: [("HKEYS", names.kinds)])
         return sorted(name.decode() for name in names)
 
     async def query(self, query: Query) -> list[Row]:
-        return await walking.query(self._namespace, query)
+        epoch = self.epoch
+        found = await walking.query(self._namespace, query)
+        if self.epoch == epoch:  # a walk in several steps may have begun before a change
+            self._seen.note(found)
+        return found
 
     async def count(self, query: Query) -> int:
         total = await walking.count(self._namespace, query)
@@ -118,49 +127,71 @@ class RedisEngine(Engine):
     # --- commits ---------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
-        waiting = commits.parts(batch)
+        # One deadline and one epoch for the whole of it: those that held when it was handed over.
+        until = asyncio.get_running_loop().time() + self.commit_seconds
+        epoch = self._namespace.known.epoch
         outcome = commits.Outcome(len(batch))
-        while waiting and outcome.refused is None:
+        waiting = commits.parts(batch)
+        if unfounded := self._seen.unfounded(waiting):
+            outcome.conflict(unfounded)
+            waiting = commits.without(unfounded, waiting)
+        while waiting and outcome.refused is None and not outcome.replaced:
+            run = commits.next_run(waiting)
             try:
-                await self._commit(commits.next_run(waiting), outcome)
+                replies = await self._sent(run, epoch, until)
             except StateError as problem:
-                # Of this run nothing was applied, of an earlier one something: what is left has to be read.
                 if problem.outcome == "unknown" or not outcome.touched:
                     raise
-                break
+                # Of this run nothing was applied, of an earlier one something.
+                outcome.never_applied([*(part for call in run for part in call.parts), *waiting], problem)
+                return outcome.results
+            self._take(run, replies, outcome, epoch)
             waiting = outcome.without_lost(waiting)
-        if outcome.refused is not None and not outcome.touched:
-            raise self._error(outcome.refused)
+        await self._conclude(waiting, outcome)
         return outcome.results
 
-    async def _commit(self, run: Sequence[commits.Call], outcome: commits.Outcome) -> None:
-        replies = await self._sent(run)
+    def _take(self, run: Sequence[commits.Call], replies: list[Any], outcome: commits.Outcome, epoch: str) -> None:
         waited = replies.pop() if self._replicas.wait else None
         for call, reply in zip(run, replies, strict=True):
             outcome.take(call, reply)
         if outcome.touched:
             self._replicas.check(waited)
+        if self._namespace.known.epoch != epoch:
+            return  # the answers are true, and tell nothing of the store that is known now
         if outcome.seq is not None:
             self._namespace.reached(outcome.seq, outcome.log_bytes)
             self._log.reached(outcome.seq, safe=outcome.touched)
         if outcome.newest is not None:
             self._namespace.judge.acknowledged(outcome.newest)
-        if outcome.replaced:
-            await self._namespace.learn()
+        self._seen.note(outcome.applied(run))
 
-    async def _sent(self, run: Sequence[commits.Call]) -> list[Any]:
-        """Each call's reply, then that of the wait."""
-        head = (FORMAT, self._namespace.known.epoch, int(self._link.facts.cluster))
+    async def _conclude(self, waiting: Sequence[commits.Part], outcome: commits.Outcome) -> None:
+        """Say of units that were never sent why they were not."""
+        if outcome.refused is not None:
+            error = self._error(outcome.refused)
+            if not outcome.touched:
+                raise error
+            outcome.never_applied(waiting, type(error)(error.text, outcome="not_applied"))
+        if outcome.replaced:
+            outcome.conflict(waiting)
+            try:
+                await self._namespace.learn()
+            except StateError:
+                if not outcome.touched:
+                    raise
+
+    async def _sent(self, run: Sequence[commits.Call], epoch: str, until: float) -> list[Any]:
+        """Each call's reply, then that of the wait. Nothing is sent once the time is over."""
+        head = (FORMAT, epoch, int(self._link.facts.cluster))
         calls = [(*head, *call.arguments) for call in run]
-        return await calling.run(
-            self._link.change, self._namespace.seconds, "commit", self._namespace.key, calls, self._replicas.wait
-        )
+        send = partial(self._link.change, until=until)
+        return await calling.run(send, until, "commit", self._namespace.key, calls, self._replicas.wait)
 
     def _error(self, refused: Refused | int) -> StateError:
         if isinstance(refused, int):
             return too_new(self._namespace.name, refused)
         error = as_error(refused, self._link.server)
-        if refused.code not in SURELY_NOTHING:
+        if refused.code not in commits.SURELY_NOTHING:
             error.outcome = "unknown"
         return error
 

@@ -82,6 +82,7 @@ _WORDS = {
     "ASK": "the namespace's slot is being moved to another node",
     "TRYAGAIN": "the namespace's slot is being moved to another node",
     "NOTLOCAL": "the namespace's slot is being moved to another node",
+    "NOSCRIPT": "it has forgotten a script, and there was no time to send it again",
     "READONLY": "it is a replica and takes no writes",
     "UNBLOCKED": "it has become a replica",
     "MASTERDOWN": "it is a replica that has lost its master",
@@ -109,7 +110,7 @@ _PLAIN_ERRORS = {
 """What servers say under the code ERR, by a part of it."""
 
 _FULL = frozenset({"OOM", "MISCONF"})
-_SERVICE = NOT_NOW | IDENTITY | {"NOTLOCAL", "MAXCLIENTS"}
+_SERVICE = NOT_NOW | IDENTITY | {"NOTLOCAL", "NOSCRIPT", "MAXCLIENTS"}
 
 
 def words(reply: Refused) -> str:

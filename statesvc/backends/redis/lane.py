@@ -135,6 +135,8 @@ class Lane:
         size = 0
         while self._unsent and size < SEND_BYTES:
             batch = self._unsent.popleft()
+            if batch.due <= self._loop.time():  # the process may have stood still: its alarm comes too late
+                batch.settle(Trouble(f"redis at {self.server}: the time was over before it could be sent"))
             if batch.done.done():
                 continue
             batch.sent = True

@@ -60,10 +60,10 @@ _HARMLESS = frozenset({"WAIT", "WAITAOF", "PING"})
 class _Call:
     """One call's time, and the pauses it has made."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, until: float | None = None) -> None:
         self.now = asyncio.get_running_loop().time
         self._start = self.now()
-        self.until = self._start + seconds
+        self.until = self._start + seconds if until is None else until
         self._pauses = 0
 
     def pause(self) -> float:
@@ -149,13 +149,14 @@ class Link:
                     return batch.replies
                 await self._before_another_try(lane, call, refusal, batch.trouble)
 
-    async def change(self, *commands: Command) -> list[Any]:
+    async def change(self, *commands: Command, until: float | None = None) -> list[Any]:
         """What became of writes: a value, `Refused` (surely not applied) or `LOST` (may have been) for each.
 
-        Raises `Unavailable` or `Busy` when surely nothing of them was applied, in time.
+        Raises `Unavailable` or `Busy` when surely nothing of them was applied, in time. `until` is a time of the loop's
+        clock, for calls that share their time with others: nothing is sent from then on.
         """
         with self._room_for(commands) as packed:
-            call = _Call(self._access.timeout_seconds)
+            call = _Call(self._access.timeout_seconds, until)
             while True:
                 lane = await self._lane(self._writes, call)
                 batch = Batch(packed, call.until)

@@ -7,6 +7,7 @@ above are told, and the read is made again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,8 +34,7 @@ class Namespace:
         self.link = link
         self.name = name
         self.key = namespace_key(name)
-        self.seconds = seconds
-        """What one call may take, repeated tries included."""
+        self._seconds = seconds
         self.meta: Meta | None = None
         """The namespace's hash as it was seen last."""
         self.used_memory: int | None = None
@@ -64,6 +64,10 @@ class Namespace:
     def names(self) -> Names:
         return Names(self.key, self.known.generation)
 
+    def until(self) -> float:
+        """Until when, by the loop's clock, a call that begins now may be tried again."""
+        return asyncio.get_running_loop().time() + self._seconds
+
     async def learn(self) -> Meta:
         """Look what holds now."""
         await self.judge.judge(self.link.facts, self.link.ask)
@@ -77,11 +81,13 @@ class Namespace:
         """The namespace's hash, read right behind plain commands on the generation that counts, and their replies."""
         send = send or self.link.ask
         for _ in range(TRIES):
+            asked = self.known
             sent = await send(*make(self.names), ("HMGET", self.key, *FIELDS))
             *replies, fields = map(self.checked, sent)
             meta = read_meta(fields)
-            # Read last: a generation that counts then has counted all the time.
-            if meta is not None and self._is_known(meta):
+            # Read last: a generation that counts then has counted all the time, if it is the one that was asked. What
+            # is known may have changed meanwhile.
+            if meta is not None and _is_same(meta, asked) and _is_same(meta, self.known):
                 self.meta = meta
                 return meta, replies
             await self.learn()
@@ -103,11 +109,8 @@ class Namespace:
 
     async def evaluate(self, name: str, *arguments: Argument) -> Any:
         """The reply of a script that may be run twice without harm."""
-        [reply] = await calling.run(self.link.ask, self.seconds, name, self.key, [arguments])
+        [reply] = await calling.run(self.link.ask, self.until(), name, self.key, [arguments])
         return self.checked(reply)
-
-    def _is_known(self, meta: Meta) -> bool:
-        return (meta.epoch, meta.generation) == (self.known.epoch, self.known.generation)
 
     def reached(self, seq: int, log_bytes: int) -> None:
         """A commit has told how far the log reaches now."""
@@ -121,3 +124,7 @@ class Namespace:
 
     def _keeps_changing(self) -> Unavailable:
         return Unavailable(f"redis at {self.link.server}: the namespace {self.name} is being replaced again and again")
+
+
+def _is_same(one: Meta, other: Meta) -> bool:
+    return (one.epoch, one.generation) == (other.epoch, other.generation)

@@ -7,9 +7,12 @@ redis-py never tries anything again here, and never learns a password: what is s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import select
+import socket
 import ssl
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -31,6 +34,9 @@ Command = tuple[str | bytes | int, ...]
 Ask = Callable[..., Awaitable[list[Any]]]
 """Takes commands, gives their replies: bytes, int, None or lists of these, as protocol 2 has them, or `Refused`."""
 
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER: what the system has not sent by the time the socket is closed is not sent."""
+
 _CONFIGURED = ("appendonly", "appendfsync", "maxmemory-policy")
 
 
@@ -43,8 +49,14 @@ class _Abrupt(AbstractConnection):
     """A connection that can be let go of without sending what still waits: a hung server would never take it."""
 
     def abort(self) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
+        if self._writer is None:
+            return
+        wire = self._writer.get_extra_info("socket")
+        if wire is not None:
+            with contextlib.suppress(OSError):  # it may be closed already
+                # Else the system would go on sending what it has taken, for minutes if need be.
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._writer.transport.abort()
 
     def is_hung_up(self) -> bool:
         """Whether the other side has closed, also when the loop had no turn yet to notice."""

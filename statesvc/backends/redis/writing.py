@@ -18,7 +18,7 @@ from .scripting import Argument
 
 async def change(namespace: Namespace, name: str, *arguments: Argument) -> Any:
     """The reply of a script. Raises when it was refused, and with outcome `unknown` when its answer was lost."""
-    [reply] = await calling.run(namespace.link.change, namespace.seconds, name, namespace.key, [arguments])
+    [reply] = await calling.run(namespace.link.change, namespace.until(), name, namespace.key, [arguments])
     if reply is LOST:
         raise Unavailable(f"redis at {namespace.link.server}: the answer was lost", outcome="unknown")
     if isinstance(reply, Refused):

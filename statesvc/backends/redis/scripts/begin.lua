@@ -2,11 +2,9 @@
 -- Returns {'ok', its name}; {'epoch'} or {'format', oldest} as a commit.
 
 local oldest, epoch = unpack(call('HMGET', meta, 'oldest', 'epoch'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 call('EXISTS', meta .. ':generations')
 local name = number(call('HINCRBY', meta, 'generations', 1))

@@ -5,11 +5,9 @@
 
 local oldest, epoch, generation, newest, log_bytes =
   unpack(call('HMGET', meta, 'oldest', 'epoch', 'generation', 'seq', 'logBytes'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 of_generation(generation)
 newest, log_bytes = tonumber(newest), tonumber(log_bytes)

@@ -4,11 +4,9 @@
 
 local oldest, epoch, generation, start, log_bytes =
   unpack(call('HMGET', meta, 'oldest', 'epoch', 'generation', 'start', 'logBytes'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 of_generation(generation)
 local since, most_bytes, most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])

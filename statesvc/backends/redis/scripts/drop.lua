@@ -3,11 +3,9 @@
 -- Returns {'ok', 1 when there is more to drop}; {'epoch'} or {'format', oldest} as a commit.
 
 local oldest, epoch, counts = unpack(call('HMGET', meta, 'oldest', 'epoch', 'generation'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 local generations, now = meta .. ':generations', tonumber(call('TIME')[1])
 local known, chosen = call('HGETALL', generations), nil
@@ -27,9 +25,11 @@ end
 of_generation(chosen)
 local kinds, left = prefix .. 'kinds', tonumber(ARGV[3])
 
+-- A damaged row goes as well; what it alone names stays behind.
 local function drop_row(kind, id, value)
   local base = index_base(kind)
-  for name in pairs(read_places(places_of(value))) do
+  local whole, places = pcall(function() return read_places(places_of(value)) end)
+  for name in pairs(whole and places or {}) do
     call('UNLINK', base .. name)
   end
   call('UNLINK', history_key(kind, id))
@@ -37,7 +37,8 @@ end
 
 for _, kind in ipairs(call('HKEYS', kinds)) do
   local rows = rows_key(kind)
-  local found = call('HSCAN', rows, 0, 'COUNT', left)[2]
+  -- Any rows will do. A scan from the beginning would look at what was emptied before, and find none for ever.
+  local found = call('HRANDFIELD', rows, left, 'WITHVALUES')
   for place = 1, #found, 2 do
     drop_row(kind, found[place], found[place + 1])
     call('HDEL', rows, found[place])

@@ -3,11 +3,9 @@
 -- Returns {'ok', how many were put right}; {'epoch'} or {'format', oldest} as a commit.
 
 local oldest, epoch, generation = unpack(call('HMGET', meta, 'oldest', 'epoch', 'generation'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 of_generation(generation)
 local kind, done = ARGV[3], 0

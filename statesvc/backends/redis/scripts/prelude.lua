@@ -15,6 +15,18 @@ local function number(value)
   return string.format('%.0f', value)
 end
 
+-- What a script whose ARGV begin with format and epoch answers when it must not write: {'epoch'} when another epoch
+-- holds, {'format', oldest} when only newer formats may be written; nil when it may.
+local function refusal(oldest, epoch)
+  if epoch ~= ARGV[2] then
+    return {'epoch'}
+  end
+  if tonumber(oldest) > tonumber(ARGV[1]) then
+    return {'format', oldest}
+  end
+  return nil
+end
+
 -- Once a script, before any other name is made.
 local function of_generation(generation)
   prefix = meta .. ':' .. generation .. ':'

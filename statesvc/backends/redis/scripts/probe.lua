@@ -3,14 +3,14 @@
 local key = meta .. ':probe'
 local reading = {
   {'HMGET', key, 'x'}, {'HGET', key, 'x'}, {'HEXISTS', key, 'x'}, {'HKEYS', key}, {'HGETALL', key}, {'HLEN', key},
-  {'HSCAN', key, '0'}, {'ZRANGE', key, '-', '+', 'BYLEX'}, {'ZCARD', key}, {'ZSCORE', key, 'x'},
+  {'HSCAN', key, '0'}, {'HRANDFIELD', key, '1'}, {'ZRANGE', key, '-', '+', 'BYLEX'}, {'ZCARD', key}, {'ZSCORE', key, 'x'},
   {'ZLEXCOUNT', key, '-', '+'}, {'XRANGE', key, '-', '+'}, {'XREVRANGE', key, '+', '-'}, {'XLEN', key},
   {'XREAD', 'STREAMS', key, '0'}, {'LINDEX', key, '0'}, {'LRANGE', key, '0', '0'}, {'LLEN', key}, {'EXISTS', key}, {'TIME'},
 }
 local writing = {
   {'HSET', key, 'x', '1'}, {'HINCRBY', key, 'x', '1'}, {'HDEL', key, 'x'}, {'ZADD', key, '0', 'x'}, {'ZREM', key, 'x'},
-  {'XADD', key, '1-0', 'x', '1'}, {'XTRIM', key, 'MINID', '=', '2'}, {'DEL', key}, {'RPUSH', key, 'x'}, {'LPOP', key},
-  {'UNLINK', key},
+  {'XADD', key, '1-0', 'x', '1'}, {'XTRIM', key, 'MINID', '=', '2'}, {'DEL', key}, {'RPUSH', key, 'x'},
+  {'LTRIM', key, '0', '-1'}, {'LPOP', key}, {'UNLINK', key},
 }
 local refused = {}
 

@@ -2,11 +2,9 @@
 -- numbers of its entries. What came behind is kept. Returns {'ok'}; {'epoch'} or {'format', oldest} as a commit.
 
 local oldest, epoch, generation, start = unpack(call('HMGET', meta, 'oldest', 'epoch', 'generation', 'start'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 of_generation(generation)
 local kind, id, read = ARGV[3], ARGV[4], tonumber(ARGV[5])

@@ -6,11 +6,9 @@ local oldest, epoch, generation, newest = unpack(call('HMGET', meta, 'oldest', '
 if epoch == ARGV[4] then
   return {'ok'}
 end
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 local generations = meta .. ':generations'
 if call('HEXISTS', generations, ARGV[3]) == 0 then

@@ -2,11 +2,9 @@
 -- bytes the count is wrong. Returns {'ok', 1 when done}; {'epoch'} or {'format', oldest} as a commit.
 
 local oldest, epoch, start, log_bytes = unpack(call('HMGET', meta, 'oldest', 'epoch', 'start', 'logBytes'))
-if epoch ~= ARGV[2] then
-  return {'epoch'}
-end
-if tonumber(oldest) > tonumber(ARGV[1]) then
-  return {'format', oldest}
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
 if start ~= ARGV[3] then
   return {'ok', 0}
