@@ -9,7 +9,7 @@ import pytest
 from statesvc.backends.port import Step
 from statesvc.config.model import Secret
 from statesvc_client.errors import Unavailable
-from tests.engines.rows import fill, row
+from tests.engines.rows import born, fill, row
 from tests.redis.engines import engine_on, opened
 from tests.redis.servers import Server
 
@@ -109,3 +109,20 @@ async def test_a_server_that_cannot_be_reached_is_named(namespace: str):
 async def test_preparing_twice_is_as_good_as_once(server: Server, namespace: str, dry_run: bool):
     assert await prepared(server, namespace, dry_run=dry_run)
     assert await prepared(server, namespace, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("command", ["hset", "xadd", "zadd", "rpush"])
+async def test_a_right_that_was_taken_away_for_a_while_does_no_lasting_harm(namespace: str, command: str):
+    """A script has no way back: what it wrote before it was refused stays. Others must be able to go on."""
+    with Server() as server:
+        server.say("ACL", "SETUSER", "u", "on", ">secret", f"~{{{namespace}}}*", "-@all", *MINIMAL.split())
+        user = {"username": "u", "password": Secret("secret")}
+        async with opened(server, namespace, **user) as engine:
+            await fill(engine, [row("a")])
+            server.say("ACL", "SETUSER", "u", f"-{command}")
+            with pytest.raises(Unavailable, match="access rules forbid"):
+                await engine.commit([born("b")])
+            server.say("ACL", "SETUSER", "u", f"+{command}")
+            assert await engine.commit([born("c"), born("d")]) == ["applied", "applied"]
+            told = [entry.row.id for entry in await engine.read_log("", 10)]
+            assert [name for name in told if name != "b"] == ["a", "c", "d"]

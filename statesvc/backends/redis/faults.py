@@ -51,6 +51,9 @@ IDENTITY = frozenset({"NOAUTH", "WRONGPASS", "NOPERM", "DENIED"})
 _WRAPPED = re.compile(r"Error running script .*?@user_script: ?\d+: -?([A-Z][A-Z-]+) (.*)", re.DOTALL)
 _NOT_LOCAL = "ttempted to access a non local key"
 
+_NO_RIGHT = re.compile(r"ACL failure in script|user executing the script can't run this command")
+"""What a script is told of a command its user has no right to; the words differ between versions."""
+
 _CODE = re.compile(r"[A-Z][A-Z0-9-]*")
 
 
@@ -68,6 +71,8 @@ def _unwrapped(reply: Refused) -> Refused:
         return reply
     if _NOT_LOCAL in reply.text:
         return Refused("NOTLOCAL", reply.text)
+    if _NO_RIGHT.search(reply.text):
+        return Refused("NOPERM", reply.text)
     wrapped = _WRAPPED.match(reply.text)
     return Refused(wrapped[1], wrapped[2]) if wrapped else reply
 

@@ -118,6 +118,10 @@ if ARGV[3] == '1' then
   end
 end
 
+-- First of all: numbers that were given out are never given out again, even if the server refuses what follows.
+if #entries > 0 then
+  call('HSET', meta, 'seq', number(newest), 'logBytes', number(log_bytes))
+end
 for _, entry in ipairs(entries) do
   call('XADD', log, unpack(entry))
 end
@@ -134,8 +138,5 @@ for _, record in ipairs(in_order) do
   elseif record.forgotten then
     call('DEL', key)
   end
-end
-if #entries > 0 then
-  call('HSET', meta, 'seq', number(newest), 'logBytes', number(log_bytes))
 end
 return {'ok', number(newest), table.concat(results), number(log_bytes)}
