@@ -25,7 +25,9 @@ def _complete_backend(_ctx: click.Context, _param: click.Parameter, begun: str) 
 # A wrong value is left to the configuration, which exits 78 and says what is allowed, whatever its source.
 @click.command("serve")
 @click.option("--socket", type=click.Path(path_type=Path), help="Where to listen.")
-@click.option("--backend", metavar="NAME", shell_complete=_complete_backend, help="sqlite (default), memory, redis or dynamodb.")
+@click.option(
+    "--backend", metavar="NAME", shell_complete=_complete_backend, help="sqlite (default), memory, redis or dynamodb."
+)
 @click.option("--data", type=click.Path(path_type=Path), help="The folder of the sqlite files.")
 @click.option("--durability", metavar="LEVEL", help="disk (default) or os.")
 @click.option("--config", type=click.Path(path_type=Path), help="The configuration file.")

@@ -16,7 +16,7 @@ from statesvc import backends
 from statesvc.backends.dynamodb import faults as dynamodb_faults
 from statesvc.backends.dynamodb import policy
 from statesvc.backends.dynamodb.layout import INDEXES
-from statesvc.backends.redis import engine as redis_engine
+from statesvc.backends.redis import commits
 from statesvc.backends.redis import faults as redis_faults
 from statesvc.backends.redis.faults import Refused
 from statesvc.config import load
@@ -192,7 +192,7 @@ def test_what_the_errors_of_redis_become_is_what_the_page_says():
         if code == "NOSCRIPT":
             continue
         assert names(text)[0] == redis_faults.as_error(Refused(code, ""), "server").code, code
-        surely = code in redis_engine.SURELY_NOTHING or code in redis_faults.IDENTITY - {"NOPERM"}
+        surely = code in commits.SURELY_NOTHING or code in redis_faults.IDENTITY - {"NOPERM"}
         assert ("not_applied" in text) == surely, code
 
 
