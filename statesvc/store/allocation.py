@@ -166,6 +166,7 @@ class Pools:
         if request.again or replayed:
             before = await self._made_before(asked)
             if before is not None:
+                await self._store.engine.assure()
                 return Allocated(before, duplicate=True)
             if replayed:
                 raise Conflict(f"write {request.seq} came before on this connection and was answered then")
@@ -312,6 +313,7 @@ class Pools:
         if row is not None and row.uid in uids:
             return Allocated(row), None  # committed after all, and changed since
         if row is not None and asked.made is not None and asked.made in row.keys.labels:
+            await store.engine.assure()
             return Allocated(row, duplicate=True), None
         return None, row
 

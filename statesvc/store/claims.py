@@ -157,6 +157,7 @@ class Claims:
         asked = self._read(request, caller)
         found = await self._taken_before(asked, sent_again=request.again or replayed)
         if found:
+            await self._store.engine.assure()
             return Claimed(found, duplicate=True)
         if replayed:
             raise Conflict(f"claim {request.seq} came before on this connection and was answered then")

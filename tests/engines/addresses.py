@@ -89,7 +89,11 @@ FLEETS = [name for name in EVERY if name not in EMBEDDED]
 
 
 LONG = "STATESVC_TEST_LONG"
-"""Set by `make test-long`: every engine is tried with as many examples as the quickest."""
+"""Set by `make test-long`: every engine is tried with as many examples as the quickest, and by every suite."""
+
+USUAL = [name for name in EVERY if name != "cluster" or os.environ.get(LONG)]
+"""Engines that every test of the rules and of the socket is run on. What a cluster adds is below the port: without LONG
+the contract suite and the state machines are its share, so that the gate stays short."""
 
 _SHARE = {"cluster": 0.5, "dynamodb": 0.25}
 """The share of examples that the gate tries on engines that take long over each. The sequences are the same on every

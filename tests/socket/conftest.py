@@ -10,14 +10,14 @@ import pytest
 
 from statesvc import logs
 from statesvc.backends.port import Engine
-from tests.engines.addresses import EVERY, FLEETS
+from tests.engines.addresses import EVERY, FLEETS, USUAL
 from tests.engines.faulty import FaultyEngine
 from tests.socket.talking import Daemon, Talker, settings_for
 
 Start = Callable[..., Awaitable[Daemon]]
 
 
-@pytest.fixture(params=list(EVERY))
+@pytest.fixture(params=USUAL)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """Each engine, not open yet: the daemon does that."""
     return EVERY[request.param].make(tmp_path)()

@@ -20,7 +20,7 @@ from statesvc.store.store import Store
 from statesvc.store.writes import Caller
 from statesvc_client import wire
 from statesvc_client.errors import StateError
-from tests.engines.addresses import EVERY, caught_up
+from tests.engines.addresses import EVERY, USUAL, caught_up
 
 DAY = 86_400
 
@@ -151,7 +151,7 @@ async def code_of(attempt: Any) -> str:
     raise AssertionError("it was not refused")
 
 
-@pytest.fixture(params=list(EVERY))
+@pytest.fixture(params=USUAL)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     engine = EVERY[request.param].make(tmp_path)()
     await engine.open()

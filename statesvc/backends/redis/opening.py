@@ -53,7 +53,7 @@ class _Abrupt(AbstractConnection):
             return
         wire = self._writer.get_extra_info("socket")
         if wire is not None:
-            with contextlib.suppress(OSError):  # it may be closed already
+            with contextlib.suppress(OSError, ValueError):  # it may be closed already; uvloop says so by ValueError
                 # Else the system would go on sending what it has taken, for minutes if need be.
                 wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._writer.transport.abort()
