@@ -8,9 +8,9 @@ import pytest
 
 from statesvc.backends.port import Engine
 from tests.engines.addresses import ADDRESSES
-from tests.socket.conftest import client, daemon, joblet, start
+from tests.socket.conftest import client, daemon, joblet, no_other_daemons, start
 
-__all__ = ["client", "daemon", "engine", "joblet", "start"]
+__all__ = ["client", "daemon", "engine", "joblet", "no_other_daemons", "start"]
 
 
 @pytest.fixture(params=list(ADDRESSES))

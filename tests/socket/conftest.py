@@ -10,6 +10,7 @@ import pytest
 
 from statesvc import logs
 from statesvc.backends.port import Engine
+from statesvc.store import administration
 from tests.engines.addresses import EVERY, FLEETS, USUAL
 from tests.engines.faulty import FaultyEngine
 from tests.socket.talking import Daemon, Talker, settings_for
@@ -21,6 +22,16 @@ Start = Callable[..., Awaitable[Daemon]]
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """Each engine, not open yet: the daemon does that."""
     return EVERY[request.param].make(tmp_path)()
+
+
+@pytest.fixture(autouse=True)
+def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else has to hear of a freeze here: it would wait for as long as another's commit may take."""
+
+    async def at_once(_: Engine) -> None:
+        pass
+
+    monkeypatch.setattr(administration, "until_heeded", at_once)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from statesvc.backends.port import Engine, Row
+from statesvc.store import administration
 from statesvc.store.claims import Claims
 from statesvc.store.clock import SECOND, Clock
 from statesvc.store.duties import Done, Duties
@@ -149,6 +150,16 @@ async def code_of(attempt: Any) -> str:
     except StateError as refused:
         return refused.code
     raise AssertionError("it was not refused")
+
+
+@pytest.fixture(autouse=True)
+def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else has to hear of a freeze here: it would wait for as long as another's commit may take."""
+
+    async def at_once(_: Engine) -> None:
+        pass
+
+    monkeypatch.setattr(administration, "until_heeded", at_once)
 
 
 @pytest.fixture(params=USUAL)
