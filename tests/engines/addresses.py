@@ -95,6 +95,9 @@ USUAL = [name for name in EVERY if name != "cluster" or os.environ.get(LONG)]
 """Engines that every test of the rules and of the socket is run on. What a cluster adds is below the port: without LONG
 the contract suite and the state machines are its share, so that the gate stays short."""
 
+QUICK = [name for name in USUAL if name != "dynamodb" or os.environ.get(LONG)]
+"""The same without the slowest, for rules that the weak engine tries as well. The socket suite runs there too."""
+
 _SHARE = {"cluster": 0.5, "dynamodb": 0.25}
 """The share of examples that the gate tries on engines that take long over each. The sequences are the same on every
 engine and the rules above are tried on the quick ones; here the engine's own part is in question, of which most is

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from statesvc.backends.port import Engine
-from tests.engines.addresses import ADDRESSES
+from tests.engines.addresses import ADDRESSES, QUICK
 from tests.socket.conftest import client, daemon, joblet, no_other_daemons, start
 
 __all__ = ["client", "daemon", "engine", "joblet", "no_other_daemons", "start"]
 
 
-@pytest.fixture(params=list(ADDRESSES))
+@pytest.fixture(params=[name for name in ADDRESSES if name in QUICK])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
     """Each engine, not open yet: the daemon does that."""
     return ADDRESSES[request.param].make(tmp_path)()

@@ -21,7 +21,7 @@ from statesvc.store.store import Store
 from statesvc.store.writes import Caller
 from statesvc_client import wire
 from statesvc_client.errors import StateError
-from tests.engines.addresses import EVERY, USUAL, caught_up
+from tests.engines.addresses import EVERY, QUICK, caught_up
 
 DAY = 86_400
 
@@ -162,7 +162,7 @@ def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(administration, "until_heeded", at_once)
 
 
-@pytest.fixture(params=USUAL)
+@pytest.fixture(params=QUICK)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     engine = EVERY[request.param].make(tmp_path)()
     await engine.open()
