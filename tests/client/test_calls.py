@@ -52,6 +52,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "sweep": {},
     "freeze": {},
     "thaw": {},
+    "feed": {},
 }
 
 

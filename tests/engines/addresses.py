@@ -81,13 +81,6 @@ WEAK = Address(_weak, one_order=False, stale_queries=STALE_QUERIES, sure=False, 
 
 EVERY: dict[str, Address] = {**ADDRESSES, "cluster": ADDRESSES["redis"].on(_cluster), "weak": WEAK}
 
-EMBEDDED = ["memory", "sqlite"]
-"""Engines whose data is this process's own; what is promised of them alone is tested on them alone."""
-
-FLEETS = [name for name in EVERY if name not in EMBEDDED]
-"""Engines that many daemons may share."""
-
-
 LONG = "STATESVC_TEST_LONG"
 """Set by `make test-long`: every engine is tried with as many examples as the quickest, and by every suite."""
 
@@ -97,6 +90,13 @@ the contract suite and the state machines are its share, so that the gate stays 
 
 QUICK = [name for name in USUAL if name != "dynamodb" or os.environ.get(LONG)]
 """The same without the slowest, for rules that the weak engine tries as well. The socket suite runs there too."""
+
+EMBEDDED = ["memory", "sqlite"]
+"""Engines whose data is this process's own; what is promised of them alone is tested on them alone."""
+
+FLEETS = [name for name in USUAL if name not in EMBEDDED]
+"""Engines that many daemons may share."""
+
 
 _SHARE = {"cluster": 0.5, "dynamodb": 0.25}
 """The share of examples that the gate tries on engines that take long over each. The sequences are the same on every

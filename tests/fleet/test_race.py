@@ -114,6 +114,21 @@ async def test_daemons_on_the_weak_engine_keep_every_promise_under_a_mixed_load(
     judge(race)
 
 
+class Late(WeakEngine):
+    """Answers some time after it has applied: other daemons see what was written, and build on it, before."""
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        results = await super().commit(batch)
+        await asyncio.sleep(self.storage.chance.choice([0.0, 0.0, 0.2]))
+        return results
+
+
+async def test_daemons_on_an_engine_that_answers_late_keep_every_promise(start_fleet: StartFleet):
+    race = Race(await start_fleet(Late), SHORT)
+    await race.run()
+    judge(race)
+
+
 class Forgetful(WeakEngine):
     """Says that a unit was applied, and did not."""
 

@@ -9,7 +9,7 @@ import pytest
 from statesvc.backends.port import Engine
 from statesvc.moving import holdings
 from statesvc.store import administration
-from tests.engines.addresses import EVERY
+from tests.engines.addresses import EVERY, USUAL
 from tests.moving.stores import Place
 
 
@@ -24,7 +24,7 @@ def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "until_heeded", at_once)
 
 
-KEPT = [name for name, address in EVERY.items() if address.keeps]
+KEPT = [name for name in USUAL if EVERY[name].keeps]
 """What is gone when it is closed can only be moved through its daemon: see tests/cli."""
 
 

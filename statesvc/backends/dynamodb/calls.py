@@ -161,9 +161,10 @@ class _Call:
         self.corrected = False
         self.renewed = False
 
-    def gave_up(self) -> Exception:
+    def gave_up(self, url: str) -> Exception:
         """What is raised at the deadline."""
-        text = f"DynamoDB did not do {self.operation} within {self.seconds:g} s: {_WORDS[self.trouble]}"
+        where = url.partition("://")[2]
+        text = f"DynamoDB at {where} did not do {self.operation} within {self.seconds:g} s: {_WORDS[self.trouble]}"
         return Lost(text) if self.unsure else Unavailable(text)
 
     def not_done(self, text: str) -> Exception:
@@ -241,7 +242,7 @@ class Calls:
             self.repeated[call.trouble] += 1
             spare = call.deadline - loop.time() - call.least
             if spare <= 0:
-                raise call.gave_up()
+                raise call.gave_up(self._opened().found.url)
             await asyncio.sleep(min(_pause_before(call.tries), spare))
 
     async def _try(self, call: _Call) -> dict[str, Any] | None:
