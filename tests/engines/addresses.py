@@ -84,12 +84,14 @@ EVERY: dict[str, Address] = {**ADDRESSES, "cluster": ADDRESSES["redis"].on(_clus
 LONG = "STATESVC_TEST_LONG"
 """Set by `make test-long`: every engine is tried with as many examples as the quickest, and by every suite."""
 
-USUAL = [name for name in EVERY if name != "cluster" or os.environ.get(LONG)]
-"""Engines that every test of the rules and of the socket is run on. What a cluster adds is below the port: without LONG
-the contract suite and the state machines are its share, so that the gate stays short."""
+_IS_LONG = bool(os.environ.get(LONG))
 
-QUICK = [name for name in USUAL if name != "dynamodb" or os.environ.get(LONG)]
-"""The same without the slowest, for rules that the weak engine tries as well. The socket suite runs there too."""
+USUAL = list(EVERY) if _IS_LONG else list(ADDRESSES)
+"""Engines that the socket suite is run on. What a cluster adds is below the port, and what the weak engine adds is
+above it: without LONG the contract suite and the state machines are their share, so that the gate stays short."""
+
+QUICK = list(EVERY) if _IS_LONG else ["memory", "sqlite", "weak"]
+"""Engines that the rules alone are run on: what belongs to this process, and what is as weak as an engine may be."""
 
 EMBEDDED = ["memory", "sqlite"]
 """Engines whose data is this process's own; what is promised of them alone is tested on them alone."""

@@ -88,21 +88,29 @@ StartFleet = Callable[[type[WeakEngine]], Awaitable[list[Path]]]
 
 
 @pytest.fixture
-async def start_fleet(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StartFleet]:
-    """Starts three daemons of this process on one storage."""
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log belongs to the process, which is not ours alone."""
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     monkeypatch.setattr(logs, "_write", lambda _: None)
+
+
+async def start(folder: Path, engine: WeakEngine) -> Daemon:
+    folder.mkdir(mode=0o700)
+    return await Daemon(engine, settings_for(folder)).start()
+
+
+@pytest.fixture
+async def start_fleet(socket_folder: Path, quiet: None) -> AsyncIterator[StartFleet]:
+    """Starts three daemons of this process on one storage."""
     daemons: list[Daemon] = []
 
-    async def start(engine: type[WeakEngine]) -> list[Path]:
+    async def start_three(engine: type[WeakEngine]) -> list[Path]:
         storage = WeakStorage(seed=5, unknown=0.1)
         for number in range(3):
-            folder = socket_folder / str(number)
-            folder.mkdir(mode=0o700)
-            daemons.append(await Daemon(engine(storage), settings_for(folder)).start())
+            daemons.append(await start(socket_folder / str(number), engine(storage)))  # noqa: PERF401 - to be stopped
         return [socket_folder / str(number) / "s.sock" for number in range(3)]
 
-    yield start
+    yield start_three
     for daemon in daemons:
         await daemon.store.commits.settled()
         assert await daemon.stop() == 0
@@ -119,7 +127,7 @@ class Late(WeakEngine):
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
         results = await super().commit(batch)
-        await asyncio.sleep(self.storage.chance.choice([0.0, 0.0, 0.2]))
+        await asyncio.sleep(self.storage.chance.choice([0.0, 0.01, 0.03]))
         return results
 
 
@@ -127,6 +135,57 @@ async def test_daemons_on_an_engine_that_answers_late_keep_every_promise(start_f
     race = Race(await start_fleet(Late), SHORT)
     await race.run()
     judge(race)
+
+
+class Held(WeakEngine):
+    """Answers commits of `kv` when it is let; they are applied at once."""
+
+    def __init__(self, storage: WeakStorage) -> None:
+        super().__init__(storage)
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        results = await super().commit(batch)
+        if any(write.row.kind == "kv" for unit in batch for write in unit):
+            await self.let.wait()
+        return results
+
+
+ASKED_MEANWHILE = {
+    "a read": {"op": "get", "kind": "kv", "id": "k"},
+    "a refusal": {"op": "update", "kind": "kv", "id": "k", "record": {"by": "late"}, "ifRevision": 7},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED_MEANWHILE.values(), ids=ASKED_MEANWHILE)
+async def test_what_another_daemon_acknowledged_is_seen_also_while_an_own_commit_waits_for_its_answer(
+    socket_folder: Path, quiet: None, asked: dict[str, Any]
+):
+    """The own commit was applied long ago, and another was built on it: what it led to is not the newest any more."""
+    storage = WeakStorage(seed=1, unknown=0.0)
+    held, other = Held(storage), WeakEngine(storage)
+    one, two = await start(socket_folder / "0", held), await start(socket_folder / "1", other)
+    first, second, through_other = await one.client("a"), await one.client("b"), await two.client("c")
+    await through_other.ok("create", kind="kv", record={"id": "k", "by": "birth"})
+    held.let.clear()
+    first.send({"op": "update", "kind": "kv", "id": "k", "record": {"by": "one"}})
+    while storage.rows["kv", "k"].revision < 2:
+        await asyncio.sleep(0)
+    newest = (await through_other.ok("update", kind="kv", id="k", record={"by": "two"}))["record"]
+    second.send(asked)
+    await first_turns()
+    held.let.set()
+    reply = await second.receive()
+    assert reply["record"]["revision"] == newest["revision"] == 3
+    for daemon in (one, two):
+        assert await daemon.stop() == 0
+
+
+async def first_turns() -> None:
+    """Give a request the time to be read, and to wait for what it waits for."""
+    for _ in range(200):
+        await asyncio.sleep(0)
 
 
 class Forgetful(WeakEngine):
