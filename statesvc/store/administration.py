@@ -250,9 +250,11 @@ class Administration:
         log.warning("frozen", why="by order of an admin")
 
     async def thaw(self) -> None:
+        """From the return of this on writes are taken by every daemon that reaches the store."""
         async with self._changing:
             await own.remove(self._store, own.FREEZE)
             self._store.commits.bar = None
+            await until_heeded(self._store.engine, under_way=False)
         log.info("thawed")
 
     # --- check -----------------------------------------------------------------------------------------------------

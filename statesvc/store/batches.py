@@ -28,13 +28,15 @@ FULL_BYTES = 32 * 1024 * 1024
 class Batch:
     """Writes that are committed by one call, and who waits for that."""
 
-    __slots__ = ("_applied", "bytes", "failure", "foundations", "listeners", "results", "settled", "units")
+    __slots__ = ("_applied", "begun", "bytes", "failure", "foundations", "listeners", "results", "settled", "units")
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.bytes = 0
         self.results: list[Result] = []
         self.failure: StateError | None = None
+        self.begun = False
+        """Whether it may have been applied already. On a shared engine others may have built on it then, and said so."""
         self.settled = False
         self.listeners: list[Callable[[], None]] = []
         self._applied: set[int] | None = None
@@ -258,6 +260,7 @@ class SharedCommit(GroupCommit):
                 self._run(batch)
 
     def _run(self, batch: Batch) -> None:
+        batch.begun = True
         self._running[batch] = asyncio.get_running_loop().create_task(self._commit_one(batch), name="commit")
 
     async def _commit_one(self, batch: Batch) -> None:

@@ -29,11 +29,11 @@ TRUST_SECONDS = 1.5
 FROZEN = Bar("the store is frozen: writes are taken again after thaw")
 
 
-async def until_heeded(engine: Engine) -> None:
-    """Return when every daemon heeds an order that was just given: each has looked, or will before it commits, and what
-    it had under way has ended."""
+async def until_heeded(engine: Engine, *, under_way: bool = True) -> None:
+    """Return when every daemon heeds an order that was just given: each has looked, or will before it commits. What it
+    had `under_way` has ended as well, if that matters."""
     if not engine.immediate:
-        await asyncio.sleep(TRUST_SECONDS + engine.commit_seconds)
+        await asyncio.sleep(TRUST_SECONDS + (engine.commit_seconds if under_way else 0))
 
 
 class Heeding:

@@ -15,7 +15,6 @@ from statesvc_client.errors import Busy, Internal, Outcome, StateError
 from statesvc_client.wire import Fields
 
 from ..backends.port import REMOVED, Key, Row, Stamp, Write
-from . import writes
 from .batches import Batch
 from .kinds import Kind
 from .sequence import Turn
@@ -138,10 +137,9 @@ class Race:
         return None
 
     def _is_overtaken(self, row: Row | None) -> bool:
-        """Whether a commit of unknown fate can no longer be told from one that never was."""
-        if not self._unsure or self._marked or writes.repeatable(self._request):
-            return False
-        return (row and row.stamp) != self._expected
+        """Whether a commit of unknown fate can no longer be told from one that never was. To write again would be wrong
+        even where nothing adds up: what another wrote in between would be undone by a write that came before it."""
+        return bool(self._unsure) and not self._marked and (row and row.stamp) != self._expected
 
     def _decide(self, row: Row | None) -> Write | Decided:
         subject = Subject(self._kind, self._key[1], row)
@@ -158,6 +156,8 @@ class Race:
     async def _answered(self, answer: Decided, foundation: Row | None, batch: Batch | None) -> Decided | None:
         """An answer that needs no commit of its own, once what it was read off is true and as safe as it gets."""
         if batch is not None:
+            if batch.begun:
+                return None
             self._turn.decided()
             await batch.wait()
             if batch.failure is not None:
@@ -167,14 +167,20 @@ class Race:
         if answer.duplicate_of is None:
             return answer
         await self._store.engine.assure()
-        return answer._replace(duplicate_of=None) if self._unsure else answer
+        # Found by its mark after a commit of unknown fate: the record is the answer, unless others changed it since.
+        is_ours = self._unsure and answer.row is not None and answer.row.revision == answer.duplicate_of
+        return answer._replace(duplicate_of=None) if is_ours else answer
 
 
 async def read_in_line(store: Store, key: Key, turn: Turn) -> Row | None:
-    """The record as everything before leads to it, once that is committed; nothing that is sent after counts."""
+    """The record as everything before leads to it, once that is committed; nothing that is sent after counts.
+
+    What a commit leads to that may have been applied before this was asked for is not the answer: another daemon may
+    have changed the record since, and said so.
+    """
     await turn.mine()
     row, batch = await store.leading(key)
-    if batch is None and not turn.is_first:
+    if (batch is None and not turn.is_first) or (batch is not None and batch.begun):
         await turn.first()
         return await store.read(key)
     turn.decided()

@@ -154,7 +154,9 @@ class _Transaction:
             raise self._perhaps_applied(refused) from None
         await self._settled(found)
         rows = [found[step.key] for step in self._steps]
-        return Transacted(rows, None if self._unsure else earlier)
+        # Found by its marks after a commit of unknown fate: the records are the answer, unless others changed them.
+        are_ours = self._unsure and [row and row.revision for row in rows] == earlier
+        return Transacted(rows, None if are_ours else earlier)
 
     async def _settled(self, found: Found) -> None:
         """An answer that was read off pending rows waits for their commit, and fails with it."""
@@ -229,8 +231,8 @@ class _Transaction:
         return Transacted([rows[step.key] for step in self._steps])
 
     def _may_be_repeated(self, found: Found) -> bool:
-        """Whether deciding again does no harm: marks tell, nothing adds up, or nothing has changed since."""
-        if self._marked or all(writes.repeatable(step.op) for step in self._steps):
+        """Whether deciding again does no harm: marks tell, or nothing has changed since."""
+        if self._marked:
             return True
         stamps = {key: None if row is None else row.stamp for key, row in found.items()}
         return all(stamps.get(write.row.key) == write.expects for write in self._unsure[-1])

@@ -88,13 +88,6 @@ def payload(request: CarriesRecord, kind: Kind) -> Fields | None:
     return None if given is None else spelled(kind, given)
 
 
-def repeatable(request: WriteRequest) -> bool:
-    """Whether deciding a write again, should it have been applied already, does no harm."""
-    if isinstance(request, Update):
-        return not (request.inc or request.append or any(path.endswith("/-") for path in request.set or ()))
-    return isinstance(request, Create)
-
-
 _USERS_OWN = (Create, Update, Sync)
 """Writes that are all the user's, and bound by the user's limit."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -133,3 +134,8 @@ class Home:
     def alone(self, *words: str) -> Answer:
         """A verb that does without one."""
         return run(*words, "--offline", "--data", str(self.data))
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background, these tests perhaps, is deaf to SIGINT, and so are its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

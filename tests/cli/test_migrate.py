@@ -16,7 +16,17 @@ import pytest
 
 from statesvc.cli.session import Session
 from statesvc_client.errors import Unavailable
-from tests.cli.running import Answer, Home, ended, eventually, line_of, plain_environment, run, started
+from tests.cli.running import (
+    Answer,
+    Home,
+    ended,
+    eventually,
+    heed_interrupts,
+    line_of,
+    plain_environment,
+    run,
+    started,
+)
 from tests.cli.test_snapshots import everything_from
 
 FROZEN = (
@@ -209,8 +219,9 @@ main()
 def halted(place: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", HALTING.format(place=place), "migrate", *words]
     with subprocess.Popen(
-        command, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        command, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - no threads here
+    ) as process:  # fmt: skip
         try:
             assert line_of(process) == "halted\n"
             yield process

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.cli.running import daemon, ended, line_of, run, started, told_by
+from tests.cli.running import daemon, ended, heed_interrupts, line_of, run, started, told_by
 
 
 @pytest.fixture
@@ -61,11 +61,6 @@ def test_watch_begins_behind_the_cursor_it_is_given(ask, watched):
         cursor = ended(watch).record["cursor"]
     with watched("--prefix", "behind-", "--after", cursor, "--count", "2") as watch:
         assert [event["id"] for event in ended(watch).records] == ["behind-1", "behind-2"]
-
-
-def heed_interrupts() -> None:
-    """What a shell starts in the background, these tests perhaps, is deaf to SIGINT, and so are its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_an_interrupt_ends_a_watch_well_and_tells_how_to_go_on(ask, watched):

@@ -17,7 +17,7 @@ from tests.moving.stores import Place
 def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has to hear of a freeze here."""
 
-    async def at_once(_: Engine) -> None:
+    async def at_once(_: Engine, **__: bool) -> None:
         pass
 
     for module in (administration, holdings):

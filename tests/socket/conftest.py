@@ -28,7 +28,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
 def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has to hear of a freeze here: it would wait for as long as another's commit may take."""
 
-    async def at_once(_: Engine) -> None:
+    async def at_once(_: Engine, **__: bool) -> None:
         pass
 
     monkeypatch.setattr(administration, "until_heeded", at_once)

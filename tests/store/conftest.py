@@ -156,7 +156,7 @@ async def code_of(attempt: Any) -> str:
 def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has to hear of a freeze here: it would wait for as long as another's commit may take."""
 
-    async def at_once(_: Engine) -> None:
+    async def at_once(_: Engine, **__: bool) -> None:
         pass
 
     monkeypatch.setattr(administration, "until_heeded", at_once)
