@@ -36,7 +36,7 @@ class Batch:
         self.results: list[Result] = []
         self.failure: StateError | None = None
         self.begun = False
-        """Whether it may have been applied already. On a shared engine others may have built on it then, and said so."""
+        """Whether it may have been applied already. On a shared engine others may have built on it then, and told."""
         self.settled = False
         self.listeners: list[Callable[[], None]] = []
         self._applied: set[int] | None = None

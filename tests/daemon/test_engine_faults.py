@@ -24,7 +24,7 @@ MOST_BYTES = 256 * 1024 * 1024
 LOAD = Plan(until_told=True, mixed=10, lockers=3, workers=3, jobs=15, hot=4, cold=30, ttl=2.0)
 
 
-@pytest.fixture(params=list(PLACES))
+@pytest.fixture(params=["redis", "dynamodb", pytest.param("proxied redis", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     with PLACES[request.param]() as place:
         yield place

@@ -101,7 +101,7 @@ def tables(text: str) -> dict[str, dict[str, list[float]]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["redis", "dynamodb"])
+@pytest.mark.parametrize("engine", ["redis", pytest.param("dynamodb", marks=pytest.mark.long)])
 def test_the_figures_of_the_page_are_those_that_are_measured(engine: str):
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "--engine", engine, "--jobs", str(FEW_JOBS[engine]), "--idle", "5"],

@@ -84,13 +84,13 @@ EVERY: dict[str, Address] = {**ADDRESSES, "cluster": ADDRESSES["redis"].on(_clus
 LONG = "STATESVC_TEST_LONG"
 """Set by `make test-long`: every engine is tried with as many examples as the quickest, and by every suite."""
 
-_IS_LONG = bool(os.environ.get(LONG))
+IS_LONG = bool(os.environ.get(LONG))
 
-USUAL = list(EVERY) if _IS_LONG else list(ADDRESSES)
+USUAL = list(EVERY) if IS_LONG else list(ADDRESSES)
 """Engines that the socket suite is run on. What a cluster adds is below the port, and what the weak engine adds is
 above it: without LONG the contract suite and the state machines are their share, so that the gate stays short."""
 
-QUICK = list(EVERY) if _IS_LONG else ["memory", "sqlite", "weak"]
+QUICK = list(EVERY) if IS_LONG else ["memory", "sqlite", "weak"]
 """Engines that the rules alone are run on: what belongs to this process, and what is as weak as an engine may be."""
 
 EMBEDDED = ["memory", "sqlite"]

@@ -13,7 +13,7 @@ from tests.daemon.harness import ROOT, environment
 RECORDS = 1_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_store_goes_round_all_engines_and_loses_nothing():
     """The program itself looks whether every acknowledged write is there; see benchmarks/migrate.py."""
