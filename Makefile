@@ -6,8 +6,8 @@ BIN    := $(VENV)/bin
 SOCKET := var/statesvc.sock
 DATA   := var/data
 
-# Two cores are the common case of a small build machine; most tests wait for processes, so three workers pay off.
-PYTEST_ARGS ?= -n 3 --dist worksteal
+# Two cores are the common case of a small build machine; most tests wait for processes, so four workers pay off.
+PYTEST_ARGS ?= -n 4 --dist worksteal
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 

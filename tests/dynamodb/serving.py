@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self, cast
 
+from tests.listening import Listener
+
 REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 500: "Internal Server Error"}
-
-
-CLOSING_TURNS = 1_000
 
 
 class Request(NamedTuple):
@@ -113,7 +112,7 @@ class Served:
     def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:
         self._handler = handler
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._accept, tls)
         self.connections: set[Connection] = set()
         self.accepted = 0
         self.port = 0
@@ -127,23 +126,16 @@ class Served:
         return Connection(self._handler, self.connections)
 
     async def open(self, port: int = 0) -> None:
-        self._server = await asyncio.get_running_loop().create_server(self._accept, "127.0.0.1", port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._listener.open(port)
 
     async def close(self) -> None:
         """Stop listening and cut every connection."""
-        if self._server is not None:
-            self._server.close()
-            # One that was just accepted has its transport a turn of the loop later.
-            for turn in range(CLOSING_TURNS):
-                if not self.connections and turn > 2:
-                    break
-                for each in list(self.connections):
-                    if each.transport is not None:
-                        each.transport.abort()
-                await asyncio.sleep(0)
-            await self._server.wait_closed()
-            self._server = None
+        await self._listener.close()
+        for each in list(self.connections):
+            if each.transport is not None:
+                each.transport.abort()
+        while self.connections:
+            await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
         await self.open()

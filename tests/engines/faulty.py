@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from statesvc.backends.port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
+from statesvc.moving.target import SWEEPER
+from statesvc.store import own
 from statesvc_client.errors import StateError
 
 
@@ -88,6 +90,8 @@ class FaultyEngine(Engine):
         return await self.real.count(query)
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        if _is_the_daemons_own(batch):
+            return await self.real.commit(batch)
         self.commits += 1
         await self._gate.wait()
         if not self.faults:
@@ -132,3 +136,8 @@ class FaultyEngine(Engine):
 
     def measures(self) -> dict[str, int]:
         return self.real.measures()
+
+
+def _is_the_daemons_own(batch: Sequence[Unit]) -> bool:
+    """Whether nobody asked for it: a daemon on a shared engine takes up its duties when it likes."""
+    return all(write.row.key == SWEEPER or write.row.kind == own.KIND for unit in batch for write in unit)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Literal, Self, TypeVar
 
+from tests.listening import Listener
+
 SECONDS = 30.0
 CHUNK_BYTES = 65536
 
@@ -31,7 +33,7 @@ class Proxy:
         self._mode: Mode = "pass"
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._accepted)
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -89,13 +91,13 @@ class Proxy:
             self._open.set()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._listener.open(self.port)
+
+    def _accepted(self) -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        await self._listener.close()
         await self._cut()
 
     async def _cut(self) -> None:
@@ -106,15 +108,21 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        self._keep(asyncio.current_task())
         try:
             behind = await asyncio.open_connection("127.0.0.1", self._behind)
         except OSError:
+            self._writers.discard(writer)
             writer.transport.abort()
             return
         for source, sink, answers in ((reader, behind[1], False), (behind[0], writer, True)):
-            task = asyncio.create_task(self._pass(source, sink, answers=answers))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(asyncio.create_task(self._pass(source, sink, answers=answers)))
+
+    def _keep(self, task: asyncio.Task[None] | None) -> None:
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
         self._writers.add(sink)
