@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from statesvc.backends.dynamodb import following, lanes, tails
+from statesvc.backends.dynamodb.cursors import write_cursor
 from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.dynamodb.registry import HOLDER
 from statesvc.backends.dynamodb.slots import Place as SlotPlace
@@ -210,6 +211,33 @@ async def silence(engine: DynamodbEngine) -> None:
     assert task is not None
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("entries", [1, 3])
+async def test_a_cursor_of_a_daemon_that_died_before_it_told_how_far_its_lane_is_holds(place: Place, entries: int):
+    """Between what it wrote there is a number it gave up, and nobody else knows that nothing will ever stand there."""
+    async with place.opened() as writer, place.opened() as reader:
+        await silence(writer)
+        await fill(writer, [row("first")])
+        batch = [born("a"), born("first", uid="late"), *(born(f"b{number}") for number in range(entries))]
+        assert (await writer.commit(batch))[1] == "conflict"
+        log = await whole_log(writer)
+        behind = [log[-1].cursor, await writer.position()]
+        for cursor in behind:
+            assert await reader.read_log(cursor, 10) == []
+        assert [entry.row.id for entry in await whole_log(reader)] == [entry.row.id for entry in log]
+        assert await reader.check() == []
+
+
+async def test_a_cursor_nobody_can_have_given_out_is_gone(place: Place):
+    async with place.opened() as writer, place.opened() as reader:
+        await fill(writer, [row("a")])
+        (entry,) = await whole_log(writer)
+        lane, number = writer._life.holding.lane.number, writer._life.holding.lane.end
+        far = write_cursor({lane: (number + lanes.SEALED + 1, 0)})
+        with pytest.raises(Gone):
+            await reader.read_log(far, 10)
+        assert [each.row for each in await whole_log(reader)] == [entry.row]
 
 
 async def test_the_lane_of_a_silent_daemon_is_freed_and_taken(place: Place, monkeypatch: pytest.MonkeyPatch):

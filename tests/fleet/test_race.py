@@ -212,7 +212,7 @@ class Lying(WeakEngine):
 
     def _attempt(self, unit: Unit) -> Result:
         result = super()._attempt(unit)
-        return "conflict" if result == "applied" and self.storage.chance.random() < 0.02 else result
+        return "conflict" if result == "applied" and self.storage.chance.random() < 0.1 else result
 
 
 class Stale(WeakEngine):

@@ -63,6 +63,8 @@ class DynamodbEngine(Engine):
         self._loads = Loads()
         self._opened: Opened | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._replacing = False
+        """This daemon itself replaces everything just now."""
 
     # --- open and close ----------------------------------------------------------------------------------------------
 
@@ -183,13 +185,20 @@ class DynamodbEngine(Engine):
         return Dump(cursor, total, here.whole.rows())
 
     async def load(self, rows: AsyncIterator[list[Row]]) -> None:
-        here = self._open
+        self._replacing = True
+        try:
+            await self._replace(self._open, rows)
+        finally:
+            self._replacing = False
+
+    async def _replace(self, here: Opened, rows: AsyncIterator[list[Row]]) -> None:
         before = meta_of(await here.registry.look())
         await here.whole.load(rows, before)
         here.bar()
         try:
             await here.begin_anew()
         except StateError:
+            self._replacing = False
             self._replaced()  # everything is loaded: it goes on trying to take part
             raise
         self.epoch = here.life.epoch
@@ -207,8 +216,8 @@ class DynamodbEngine(Engine):
     # --- beginning anew ----------------------------------------------------------------------------------------------
 
     def _replaced(self) -> None:
-        """Another daemon replaces everything, or has."""
-        if self._renewing is None or self._renewing.done():
+        """Another daemon replaces everything, or has. Whoever is told of that is not, when it is this one."""
+        if not self._replacing and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._begin_anew(), name="dynamodb-anew")
 
     async def _begin_anew(self) -> None:

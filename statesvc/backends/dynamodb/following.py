@@ -148,7 +148,8 @@ class Following:
         at = read_cursor(after)
         if not self._reaches(at):
             await self._tails.look()
-            await asyncio.gather(*(self._tails.extend(lane) for lane in at if lane in self._tails.lanes))
+            known = self._tails.lanes
+            await asyncio.gather(*(self._tails.reach(lane, slot) for lane, (slot, _) in at.items() if lane in known))
             if not self._reaches(at):
                 raise Gone(f"cursor {after} is not of this log: it is beyond its end")
         for lane, tail in self._tails.lanes.items():

@@ -150,7 +150,7 @@ class Holding:
         # Whoever had it before may have written more than it came to say.
         top = await self.top_of(state.number, state.end) if state.end else 0
         try:
-            await self._seal_missing(state.number, state.end, top)
+            await self.seal_missing(state.number, state.end, top)
         except Lost:
             raise Unavailable("DynamoDB did not answer in time when a lane of the log was taken") from None
         return OwnLane(state._replace(end=max(state.end, top)))
@@ -161,7 +161,7 @@ class Holding:
         page = await self._fetcher.page("Query", request, None)
         return max((number_of(item) for item in page.items), default=above)
 
-    async def _seal_missing(self, lane: int, above: int, last: int) -> None:
+    async def seal_missing(self, lane: int, above: int, last: int) -> None:
         """Make every number void, above one and up to another, that is not taken. Raises `Lost` when no reply tells."""
         if last <= above:
             return
@@ -253,7 +253,7 @@ class Holding:
         """Take a lane from a silent holder, and leave it free: nothing of that holder's can come into it any more."""
         lane, last = silent.number, await self.top_of(silent.number, silent.end) + SEALED
         try:
-            await self._seal_missing(lane, silent.end, last)
+            await self.seal_missing(lane, silent.end, last)
         except Lost:
             return False
         freed = await self._registry.change(

@@ -21,7 +21,7 @@ from ... import logs
 from .calls import Lost
 from .fetching import Fetcher
 from .items import number
-from .lanes import Holding, OwnLane
+from .lanes import SEALED, Holding, OwnLane
 from .layout import PK, SK, Item, lane_key
 from .pages import Page, Pages
 from .registry import LaneState, Registry, Seen
@@ -285,6 +285,23 @@ class Tails:
             self.grew()
         await self._watch_gap(tail, missing)
         return tail.end > end
+
+    async def reach(self, lane: int, number: int) -> None:
+        """Follow a lane to where a cursor stands, as far as it reaches. Who gave the cursor out knew that everything
+        up to there is settled: what is missing is void, though its writer may have ended before it could say so."""
+        tail = self.lanes[lane]
+        while tail.end < number and await self.extend(lane):
+            pass
+        if tail.end >= number or lane == self._holding.lane.number:
+            return
+        if number - await self._holding.top_of(lane, tail.end) > SEALED:
+            return  # nobody can have given that out
+        try:
+            await self._holding.seal_missing(lane, tail.end, number)
+        except Lost:
+            raise Unavailable("DynamoDB did not answer in time when a lane of the log was read") from None
+        while tail.end < number and await self.extend(lane):
+            pass
 
     async def _watch_gap(self, tail: Tail, missing: int) -> None:
         """A number is missing with others behind it. Its writer may be slow, or gone: it is not waited for for ever."""
