@@ -182,7 +182,7 @@ async def read_in_line(store: Store, key: Key, turn: Turn) -> Row | None:
     row, batch = await store.leading(key)
     if (batch is None and not turn.is_first) or (batch is not None and batch.begun):
         await turn.first()
-        return await store.read(key)
+        return await store.fetch(key)
     turn.decided()
     if batch is None or row is None:
         return row
@@ -190,7 +190,7 @@ async def read_in_line(store: Store, key: Key, turn: Turn) -> Row | None:
     if batch.failure is None and batch.applied(row):
         return None if row.deleted == REMOVED else row
     await turn.first()
-    return await store.read(key)
+    return await store.fetch(key)
 
 
 async def stepped_back(tried: int) -> None:

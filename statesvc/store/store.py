@@ -206,6 +206,10 @@ class Store:
             if self.commits.pending(key) is None:
                 return row
 
+    async def fetch(self, key: Key) -> Row | None:
+        """The row as it is stored by now, whatever is under way: everything committed before this call is in it."""
+        return await self._reads.get(key)
+
     async def leading(self, key: Key) -> tuple[Row | None, Batch | None]:
         """What the record is being led to: the newest row decided here, and the commit it is in; or the stored row."""
         if (pending := self.commits.pending(key)) is None:
