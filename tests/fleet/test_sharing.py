@@ -194,7 +194,8 @@ def test_the_duties_of_a_daemon_that_stands_still_are_taken_over(pair: list[Daem
     holder.signal(signal.SIGSTOP)
     try:
         until(partial(is_queued, other, "a"), "the lease to lapse", 60)
-        assert sweeps(other)
+        # The holder may have seen to that itself, a moment before it was stopped.
+        until(partial(sweeps, other), "the other to do the duties", 60)
     finally:
         holder.signal(signal.SIGCONT)
     # It believes that the duties are its own until it hears otherwise; what it then does must do no harm.
