@@ -180,7 +180,7 @@ async def read_in_line(store: Store, key: Key, turn: Turn) -> Row | None:
     """
     await turn.mine()
     row, batch = await store.leading(key)
-    if (batch is None and not turn.is_first) or (batch is not None and batch.begun):
+    if not turn.is_first if batch is None else batch.begun:
         await turn.first()
         return await store.fetch(key)
     turn.decided()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+
 import pytest
 
 from tests.dynamodb import servers
+from tests.dynamodb.engines import Place, place_at
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +24,18 @@ def endpoint() -> str:
 @pytest.fixture
 def tables() -> servers.Tables:
     return servers.own_tables()
+
+
+@pytest.fixture
+async def place(endpoint: str, tables: servers.Tables) -> AsyncIterator[Place]:
+    """Where engines are opened, its tables made."""
+    async with place_at(endpoint, tables) as made:
+        await made.make()
+        yield made
+
+
+@pytest.fixture
+def troubled(endpoint: str) -> Iterator[servers.TroubledEndpoint]:
+    """The endpoint behind a proxy that makes trouble when it is told to."""
+    with servers.TroubledEndpoint(endpoint) as proxy:
+        yield proxy

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from statesvc.backends.dynamodb import hints
 from statesvc.backends.dynamodb.layout import hint_key, slot_key
 from statesvc.backends.port import Query
 from statesvc_client.errors import Internal
-from tests.dynamodb.engines import Place, binary, place_at
-from tests.dynamodb.servers import Tables
+from tests.dynamodb.engines import Place, binary
 from tests.engines.rows import after, commit, fill, row
 
 A = ("job", "a")
 KEY = {"jobId": {"S": "a"}}
-
-
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,28 +18,14 @@ from statesvc.backends.dynamodb.registry import LaneState
 from statesvc.backends.dynamodb.slots import MOST_PARTS
 from statesvc.backends.port import Result, Row, Unit
 from statesvc_client.errors import StateError, Unavailable
-from tests.dynamodb.engines import Place, place_at, whole_log
-from tests.dynamodb.servers import Fault, Tables, TroubledEndpoint
+from tests.dynamodb.engines import Place, whole_log
+from tests.dynamodb.servers import Fault, TroubledEndpoint
 from tests.engines.rows import after, born, fill, removed, row
 
 A = ("job", "a")
 LONG = 60.0
 TRANSACTION = "TransactWriteItems"
 HANGS: list[Fault] = ["hang"] * 30
-
-
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
-
-
-@pytest.fixture
-def troubled(endpoint: str) -> Iterator[TroubledEndpoint]:
-    proxy = TroubledEndpoint(endpoint)
-    yield proxy
-    proxy.end()
 
 
 def told(results: Sequence[Result]) -> list[str]:

@@ -25,13 +25,6 @@ DAY = 86_400
 SECOND = 1_000_000_000
 
 
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
-
-
 def job(name: str, body: bytes, **keys: Any) -> Row:
     return Row("job", name, f"uid-{name}", 1, Keys(**{"created": 1, "updated": 1, **keys}), body)
 

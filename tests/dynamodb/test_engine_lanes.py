@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,26 +15,12 @@ from statesvc.backends.dynamodb.registry import HOLDER
 from statesvc.backends.dynamodb.slots import Place as SlotPlace
 from statesvc.backends.port import Event, LogEntry, LogKept, Row, Write
 from statesvc_client.errors import Gone, Unavailable
-from tests.dynamodb.engines import Place, in_order, place_at, whole_log
-from tests.dynamodb.servers import Tables, TroubledEndpoint
+from tests.dynamodb.engines import Place, in_order, whole_log
+from tests.dynamodb.servers import TroubledEndpoint
 from tests.engines.rows import after, born, by_record, commit, fill, row
 
 A = ("job", "a")
 LONG = 60.0
-
-
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
-
-
-@pytest.fixture
-def troubled(endpoint: str) -> Iterator[TroubledEndpoint]:
-    proxy = TroubledEndpoint(endpoint)
-    yield proxy
-    proxy.end()
 
 
 async def race(engine: DynamodbEngine, names: list[str], writes: int, seed: int) -> int:
@@ -205,6 +190,12 @@ async def holders(place: Place) -> dict[str, str]:
     return {item["sk"]["S"].rpartition("#")[2]: item.get(HOLDER, {}).get("S", "") for item in items}
 
 
+async def first_lane_freed(place: Place) -> None:
+    async with asyncio.timeout(LONG):
+        while (await holders(place))["000001"]:
+            await asyncio.sleep(0.01)
+
+
 async def silence(engine: DynamodbEngine) -> None:
     """It says nothing any more, as if it was stopped."""
     task = engine._life.holding._task
@@ -249,9 +240,7 @@ async def test_the_lane_of_a_silent_daemon_is_freed_and_taken(place: Place, monk
     async with place.opened() as watching:
         cursor = await watching.position()
         waiting = asyncio.create_task(watching.log_grew(cursor, LONG))
-        async with asyncio.timeout(LONG):
-            while (await holders(place))["000001"]:
-                await asyncio.sleep(0.01)
+        await first_lane_freed(place)
         async with place.opened() as heir:
             assert heir._life.holding.lane.number == 1
             step = after(a)
@@ -283,9 +272,7 @@ async def test_what_was_open_when_a_daemon_closed_can_never_come_once_its_lane_i
     async with place.opened() as watching:
         cursor = await watching.position()
         waiting = asyncio.create_task(watching.log_grew(cursor, LONG))
-        async with asyncio.timeout(LONG):
-            while (await holders(place))["000001"]:
-                await asyncio.sleep(0.01)
+        await first_lane_freed(place)
         assert await watching._life.holding.seal(SlotPlace(1, open_number)) == lanes.VOID
         async with place.opened() as heir:
             assert heir._life.holding.lane.number == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -11,19 +11,12 @@ from statesvc.backends.dynamodb import committing
 from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.port import Query, Result, Row
 from statesvc_client.errors import Unavailable
-from tests.dynamodb.engines import Place, in_order, place_at, whole_log
-from tests.dynamodb.servers import Fault, Tables, TroubledEndpoint
+from tests.dynamodb.engines import Place, in_order, whole_log
+from tests.dynamodb.servers import Fault, TroubledEndpoint
 from tests.engines.rows import after, born, by_record, fill, hidden, removed, row
 
 A = ("job", "a")
 WRITES = frozenset({"TransactWriteItems", "PutItem", "DeleteItem"})
-
-
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from time import time_ns
 from typing import Any
 
@@ -22,13 +22,6 @@ from tests.engines.weak import walk
 
 MANY = 5_000
 STATUSES = ("QUEUED", "RUNNING", "COMPLETED", "FAILED")
-
-
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -23,13 +23,6 @@ from tests.engines.rows import after, commit, fill, row
 LONG = 60.0
 
 
-@pytest.fixture
-async def place(endpoint: str, tables: Tables) -> AsyncIterator[Place]:
-    async with place_at(endpoint, tables) as made:
-        await made.make()
-        yield made
-
-
 async def pieces(*rows: Row) -> AsyncIterator[list[Row]]:
     for each in rows:
         yield [each]

@@ -290,8 +290,7 @@ class Tails:
         """Follow a lane to where a cursor stands, as far as it reaches. Who gave the cursor out knew that everything
         up to there is settled: what is missing is void, though its writer may have ended before it could say so."""
         tail = self.lanes[lane]
-        while tail.end < number and await self.extend(lane):
-            pass
+        await self._extend_to(tail, number)
         if tail.end >= number or lane == self._holding.lane.number:
             return
         if number - await self._holding.top_of(lane, tail.end) > SEALED:
@@ -300,7 +299,10 @@ class Tails:
             await self._holding.seal_missing(lane, tail.end, number)
         except Lost:
             raise Unavailable("DynamoDB did not answer in time when a lane of the log was read") from None
-        while tail.end < number and await self.extend(lane):
+        await self._extend_to(tail, number)
+
+    async def _extend_to(self, tail: Tail, number: int) -> None:
+        while tail.end < number and await self.extend(tail.lane):
             pass
 
     async def _watch_gap(self, tail: Tail, missing: int) -> None:
