@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from statesvc_client import wire
 from statesvc_client.errors import StateError, Unavailable
@@ -19,7 +20,7 @@ from .store.batches import Batch
 from .store.writes import Caller
 
 
-class Answer(NamedTuple):
+class Answer(Struct):
     """A reply, to be sent once the batch `after` is committed; `request` tells whom to blame if it is not."""
 
     line: bytes
@@ -86,49 +87,69 @@ NOT_INTRODUCED = Caller()
 class Session:
     """One connection's standing: who is calling, and how far its numbered writes have come."""
 
-    __slots__ = ("ack_last", "caller", "connection", "last_seq", "stopped_at", "waits", "watches")
+    __slots__ = ("_waits", "_watches", "ack_last", "caller", "connection", "is_leaving", "last_seq", "stopped_at")
 
     def __init__(self, connection: Peerage, caller: Caller = NOT_INTRODUCED) -> None:
         self.connection = connection
         self.caller = caller
-        self.waits = Waits()
-        self.watches: dict[wire.RequestId, Lasting] = {}
-        """Watches of this connection, by the id of their request."""
+        self._waits: Waits | None = None
+        self._watches: dict[wire.RequestId, Lasting] | None = None
+        self.is_leaving = False
         self.ack_last = False
         self.last_seq = 0
         self.stopped_at: int | None = None
         """The write that failed and must come again before any later one."""
 
+    @property
+    def waits(self) -> Waits:
+        """What it waits for on purpose. Most connections never do, and there may be many."""
+        if self._waits is None:
+            self._waits = Waits()
+            self._waits.is_over = self.is_leaving
+        return self._waits
+
+    @property
+    def watches(self) -> dict[wire.RequestId, Lasting]:
+        """Watches of this connection, by the id of their request."""
+        if self._watches is None:
+            self._watches = {}
+        return self._watches
+
     def withdraw(self) -> None:
-        self.waits.cancel()
+        if self._waits is not None:
+            self._waits.cancel()
 
     def leave(self) -> None:
         """Nobody will take what comes next: nothing is waited for or watched any more."""
-        self.waits.is_over = True
-        self.waits.cancel()
-        for watch in list(self.watches.values()):
+        self.is_leaving = True
+        if self._waits is not None:
+            self._waits.is_over = True
+            self._waits.cancel()
+        for watch in list((self._watches or {}).values()):
             watch.end()
 
     @property
-    def is_leaving(self) -> bool:
-        return self.waits.is_over
+    def is_watching(self) -> bool:
+        return bool(self._watches)
 
     @property
     def lingers(self) -> bool:
         """Whether something keeps it that may take any time."""
-        return bool(self.watches or self.waits)
+        return bool(self._watches or self._waits)
 
     def admit(self, request: wire.Write) -> bool:
         """Let a numbered write pass in order. Returns whether its seq has passed here before, unannounced."""
         seq = request.seq
-        self.check_order(request)
-        if seq is not None and seq == self.stopped_at:
-            self.stopped_at = None
+        if self.stopped_at is not None:
+            self.check_order(request)
+            if seq == self.stopped_at:
+                self.stopped_at = None
         if seq is None or not self.caller.client:
             return False
-        replayed = seq <= self.last_seq and not request.again
-        self.last_seq = max(self.last_seq, seq)
-        return replayed
+        if seq > self.last_seq:
+            self.last_seq = seq
+            return False
+        return not request.again
 
     def check_order(self, request: wire.Write) -> None:
         """Refuse a write that stands behind one that failed."""
@@ -158,7 +179,35 @@ class Meanwhile(NamedTuple):
     answer: Awaitable[Answer]
 
 
-Handler = Callable[[Any, Session], Answer | Awaitable[Answer]]
+class Coming:
+    """The place in line of an answer that is put there when it is ready; until then, nothing behind it is sent."""
+
+    __slots__ = ("answer", "came")
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.came: Callable[[Answer], None] | None = None
+        """Is told of the answer, if it was not there yet."""
+
+    def put(self, answer: Answer) -> None:
+        self.answer = answer
+        if self.came is not None:
+            self.came(answer)
+
+    async def wait(self) -> Answer:
+        if self.answer is not None:
+            return self.answer
+        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.came = partial(_hand_over, told)
+        return await told
+
+
+def _hand_over(told: asyncio.Future[Answer], answer: Answer) -> None:
+    if not told.done():  # else nobody waits any more
+        told.set_result(answer)
+
+
+Handler = Callable[[Any, Session], Answer | Coming | Awaitable[Answer]]
 """Answers one kind of request, at once or later; raises what the reply should say."""
 
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from statesvc_client import wire
 from statesvc_client.errors import TooLarge
 from statesvc_client.framing import LineSplitter
 
-from .answers import Answer, Meanwhile, Session
+from .answers import Answer, Coming, Meanwhile, Session
 from .dispatch import Dispatcher
-from .store.batches import Batch
+from .store.batches import FULL_BYTES, Batch
 from .store.writes import Caller
 
 OVERLAPPING = 256
@@ -32,7 +31,8 @@ LEAST_ANSWER_BYTES = 4 * 1024
 """What an answer is thought to take before the first has come, and at least."""
 
 TURN = 128
-"""Frames answered before other connections get their turn: about a millisecond."""
+TURN_BYTES = 1024 * 1024
+"""Frames answered before other connections get their turn, whichever comes first: about a millisecond."""
 
 
 class Bounds(NamedTuple):
@@ -45,17 +45,39 @@ class Bounds(NamedTuple):
     stalled_output_seconds: float
 
 
-class _Coming:
-    """The place in line of an answer that takes time. Until it is there, nothing behind it is sent."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self) -> None:
-        self.answer: Answer | None = None
-
-
 class Connection(asyncio.Protocol):
-    """The protocol of one connected client."""
+    """The protocol of one connected client. There may be ten thousand that say nothing: what they hold is counted."""
+
+    __slots__ = (
+        "_acked",
+        "_barred",
+        "_bounds",
+        "_closed",
+        "_coming",
+        "_discarding",
+        "_dispatcher",
+        "_ending",
+        "_frames",
+        "_gone",
+        "_last_batch",
+        "_line",
+        "_line_bytes",
+        "_lost",
+        "_nothing_comes",
+        "_partial_since",
+        "_reading",
+        "_room",
+        "_session",
+        "_splitter",
+        "_stalled_since",
+        "_task",
+        "_tasks",
+        "_told",
+        "_transport",
+        "_turn_planned",
+        "_usual",
+        "_writable",
+    )
 
     def __init__(
         self, dispatcher: Dispatcher, bounds: Bounds, closed: Callable[[Connection], None], caller: Caller
@@ -65,14 +87,17 @@ class Connection(asyncio.Protocol):
         self._closed = closed
         self._session = Session(self, caller)
         self._splitter = LineSplitter(bounds.frame_bytes)
-        self._frames: deque[bytes] = deque()
-        self._line: deque[Answer | _Coming] = deque()
+        self._frames: list[bytes] = []
+        self._line: list[Answer | Coming] = []
         self._line_bytes = 0
         self._last_batch: Batch | None = None
         self._task: asyncio.Task[None] | None = None
         """The request that all behind it wait for."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._coming = 0
         """Requests that go side by side."""
+        self._tasks: set[asyncio.Task[None]] | None = None
+        """Those of them that have a task of their own."""
+        self._nothing_comes: asyncio.Future[None] | None = None
         self._barred = False
         """The next request waits until those are over."""
         self._usual = FIRST_ANSWER_BYTES
@@ -87,7 +112,9 @@ class Connection(asyncio.Protocol):
         self._partial_since = 0.0
         self._stalled_since = 0.0
         self._room: asyncio.Future[None] | None = None
-        self._gone = asyncio.get_running_loop().create_future()
+        self._lost = False
+        self._gone: asyncio.Future[None] | None = None
+        """Is set when the connection is lost, for whoever waits for it."""
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connected
 
     # --- what the loop calls ---------------------------------------------------------------------------------------
@@ -99,13 +126,17 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        frames = self._splitter.feed(data)
-        if self._splitter.held and (frames or not self._partial_since):
-            self._partial_since = asyncio.get_running_loop().time()
-        elif not self._splitter.held:
+        splitter = self._splitter
+        frames = splitter.feed(data)
+        if not splitter.held:
             self._partial_since = 0.0
-        self._frames.extend(frames)
-        self._answer_frames()
+        elif frames or not self._partial_since:
+            self._partial_since = asyncio.get_running_loop().time()
+        if len(frames) == 1 and not splitter.too_large and self._is_free():
+            self._answer_alone(frames)
+        else:
+            self._frames += frames
+            self._answer_frames()
 
     def eof_received(self) -> bool:
         """A client that only stopped sending still gets its replies, and what it waits for or watches."""
@@ -124,7 +155,8 @@ class Connection(asyncio.Protocol):
         self._ending = True
         self._session.leave()
         self._dispatcher.forget(self._session)
-        if not self._gone.done():
+        self._lost = True
+        if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
         self._closed(self)
 
@@ -142,32 +174,95 @@ class Connection(asyncio.Protocol):
 
     # --- frames in -------------------------------------------------------------------------------------------------
 
+    def _is_free(self) -> bool:
+        """Whether nothing is under way, and an answer could be sent as it is."""
+        session = self._session
+        if self._line or self._frames or self._task is not None or self._ending:
+            return False
+        return not session.ack_last and not self._acked and session.stopped_at is None
+
+    def _answer_alone(self, frames: list[bytes]) -> None:
+        """One request while nothing else is under way. Where its answer is there at once it is sent without a stay in
+        line, which is most of what such a request would cost."""
+        if self._dispatcher.congestion is None:
+            answer = self._dispatcher.answer(frames[0], self._session)
+            if type(answer) is Answer and answer.after is None and answer.sent is None and not answer.final:
+                self._transport.write(answer.line)
+                if not self._writable:
+                    self._regulate_reading()
+                return
+            if type(answer) is Answer:
+                self._enqueue(answer)
+            else:
+                self._set_going(answer)  # type: ignore[arg-type]  # never None while nothing is under way
+        else:
+            self._frames = frames
+        self._answer_frames()
+
     def _answer_frames(self) -> None:
         """Send what can be sent, which makes room; answer what has arrived, as far as there is; send that."""
         # First also because a write whose commit failed holds back the frames behind it: it is noted by sending it.
-        self._send()
-        turn = TURN
-        if not self._tasks:
+        if self._line:
+            self._send()
+        if self._last_batch is not None and self._last_batch.settled:
+            self._last_batch = None  # it holds the rows of many clients
+        if not self._coming:
             self._barred = False
-        while self._frames and not self._barred and self._task is None and self._may_go_on() and turn:
-            turn -= 1
-            answer = self._dispatcher.answer(self._frames[0], self._session, busy=bool(self._tasks))
+        if self._frames and self._may_take():
+            self._take_frames()
+        if self._splitter.too_large and not self._frames and self._task is None and self._may_go_on():
+            self._enqueue(self._too_large())
+        if self._line or self._ending:
+            self._send()
+        if self._frames and self._may_take():
+            self._plan_turn()
+        if not self._is_at_rest():
+            self._regulate_reading()
+
+    def _is_at_rest(self) -> bool:
+        """Whether everything was answered and sent, and more is welcome: so it is behind most requests."""
+        return self._reading and self._writable and not self._frames and not self._line and not self._ending
+
+    def _take_frames(self) -> None:
+        """Answer frames: as many as one turn allows, and as there is room for."""
+        answer_to, session, enqueue = self._dispatcher.answer, self._session, self._enqueue
+        room = min(TURN, self._bounds.requests_in_flight - len(self._line))
+        most_bytes = self._bounds.output_bytes
+        taken = took = 0
+        for frame in self._frames[:room]:
+            answer = answer_to(frame, session, busy=self._coming > 0)
             if answer is None:
                 self._barred = True
                 break
-            self._frames.popleft()
+            taken += 1
+            took += len(frame)
             if type(answer) is Answer:
-                self._enqueue(answer)
-            elif type(answer) is Meanwhile:
-                self._begin(answer.answer)
-            else:
-                self._task = asyncio.get_running_loop().create_task(self._finish(answer))  # type: ignore[arg-type]
-        if self._splitter.too_large and not self._frames and self._task is None and self._may_go_on():
-            self._enqueue(self._too_large())
-        self._send()
-        if self._frames and not self._barred and self._task is None and self._may_go_on():
-            self._plan_turn()
-        self._regulate_reading()
+                enqueue(answer)
+                batch = answer.after
+                if answer.final or took >= TURN_BYTES or self._line_bytes >= most_bytes:
+                    break
+                if batch is not None and batch.bytes >= FULL_BYTES:
+                    break  # small requests may make large rows, with small replies
+            elif not self._set_going(answer) or took >= TURN_BYTES:  # type: ignore[arg-type]  # the others
+                break
+        del self._frames[:taken]
+
+    def _set_going(self, answer: Coming | Meanwhile | Awaitable[Answer]) -> bool:
+        """Go on with a request that takes time; whether another may begin meanwhile."""
+        if type(answer) is Coming:
+            self._wait_for(answer)
+            return self._may_overlap()
+        if type(answer) is Meanwhile:
+            self._begin(answer.answer)
+            return self._may_overlap()
+        self._task = asyncio.get_running_loop().create_task(self._finish(answer))  # type: ignore[arg-type]
+        return False
+
+    def _may_take(self) -> bool:
+        return not self._barred and self._task is None and self._may_go_on()
+
+    def _may_overlap(self) -> bool:
+        return self._coming < max(1, min(OVERLAPPING, self._bounds.output_bytes // self._usual))
 
     def _may_go_on(self) -> bool:
         congested = self._dispatcher.congestion
@@ -179,7 +274,7 @@ class Connection(asyncio.Protocol):
             and not self._discarding
             and not self._is_last()
             and len(self._line) < self._bounds.requests_in_flight
-            and len(self._tasks) < max(1, min(OVERLAPPING, self._bounds.output_bytes // self._usual))
+            and (not self._coming or self._may_overlap())
             and self._line_bytes < self._bounds.output_bytes
         )
 
@@ -206,22 +301,34 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, answer: Awaitable[Answer]) -> None:
         """Let a request go on while others begin; its answer keeps its place."""
-        place = _Coming()
-        self._line.append(place)
-        task = asyncio.get_running_loop().create_task(self._complete(place, answer))
+        place = Coming()
+        task = asyncio.get_running_loop().create_task(_complete(place, answer))
+        self._tasks = self._tasks or set()
         self._tasks.add(task)
-        task.add_done_callback(self._completed)
+        task.add_done_callback(self._tasks.discard)
+        self._wait_for(place)
 
-    async def _complete(self, place: _Coming, coming: Awaitable[Answer]) -> None:
-        answer = place.answer = await coming
+    def _wait_for(self, place: Coming) -> None:
+        self._line.append(place)
+        if place.answer is None:
+            self._coming += 1
+            place.came = self._came
+        else:
+            self._weigh(place.answer)
+
+    def _came(self, answer: Answer) -> None:
+        self._coming -= 1
+        self._weigh(answer)
+        # Many come in one turn of the loop: they are sent together.
+        self._plan_turn()
+        if not self._coming and self._nothing_comes is not None:
+            self._nothing_comes.set_result(None)
+            self._nothing_comes = None
+
+    def _weigh(self, answer: Answer) -> None:
         size = len(answer.line) + answer.weight
         self._line_bytes += size
         self._usual = max(LEAST_ANSWER_BYTES, size, self._usual - self._usual // 8)
-
-    def _completed(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        # Many end in one turn of the loop: they are sent together.
-        self._plan_turn()
 
     def _too_large(self) -> Answer:
         error = TooLarge(f"a frame must not exceed {self._bounds.frame_bytes} bytes; the connection ends here")
@@ -247,7 +354,7 @@ class Connection(asyncio.Protocol):
         self._line.append(answer)
         self._line_bytes += len(answer.line) + answer.weight
         batch = answer.after
-        if batch is not None and not batch.settled:
+        if batch is not None and batch is not self._last_batch and not batch.settled:
             self._come_back_after(batch)
 
     def _come_back_after(self, batch: Batch) -> None:
@@ -258,36 +365,58 @@ class Connection(asyncio.Protocol):
     def _send(self) -> None:
         """Send every reply at the head of the line whose commit is settled."""
         out: list[bytes] = []
-        final = False
-        begun: list[Callable[[], None]] = []
-        line = self._line
-        while line and (answer := _ready(line[0])) is not None:
-            line.popleft()
-            self._line_bytes -= len(answer.line) + answer.weight
-            batch = answer.after
-            if batch is not None and batch.failure is not None:
-                answer = self._dispatcher.failure(answer.request, self._session, batch.failure)
-            elif self._session.stopped_at is not None and self._session.overtakes(answer):
-                answer = self._dispatcher.overtook(answer, self._session)
-            self._put(answer, out)
-            final = final or answer.final
-            if answer.sent is not None:
-                begun.append(answer.sent)
+        followed = self._take_replies(out) if self._line else ()
         self._acknowledge(out)
         if out and not self._transport.is_closing():
             self._transport.write(b"".join(out))
-        if begun and self._can_be_told():
-            for begin in begun:
-                begin()
-        if final:
+        for answer in followed:
+            if answer.sent is not None and self._can_be_told():
+                answer.sent()
+        if followed and followed[-1].final:
             self._say_last_word()
         elif self._ending and self._is_idle():
             self._close()
 
+    def _take_replies(self, out: list[bytes]) -> Sequence[Answer]:
+        """Put the replies that can be sent into `out`. Returns those that something follows from."""
+        session = self._session
+        followed: list[Answer] = []
+        came_about: Batch | None = None
+        taken = size = 0
+        try:
+            for place in self._line:
+                answer = place if type(place) is Answer else place.answer  # type: ignore[union-attr]
+                if answer is None or ((batch := answer.after) is not None and not batch.settled):
+                    break
+                if batch is not None and batch is not came_about and batch.failure is None:
+                    came_about = batch
+                taken += 1
+                size += len(answer.line) + answer.weight
+                if (batch is not None and batch is not came_about) or session.stopped_at is not None:
+                    answer = self._as_it_came_out(answer)
+                if session.ack_last or self._acked:
+                    self._put(answer, out)
+                else:
+                    out.append(answer.line)
+                if answer.final or answer.sent is not None:
+                    followed.append(answer)
+        finally:
+            # Whatever happens, none is looked at twice.
+            del self._line[:taken]
+            self._line_bytes -= size
+        return followed
+
+    def _as_it_came_out(self, answer: Answer) -> Answer:
+        """What is said of a request whose commit failed, or that stands behind one that did."""
+        if answer.after is not None and answer.after.failure is not None:
+            return self._dispatcher.failure(answer.request, self._session, answer.after.failure)
+        return self._dispatcher.overtook(answer, self._session) if self._session.overtakes(answer) else answer
+
     def _is_idle(self) -> bool:
-        return not self._line and not self._frames and self._task is None and not self._session.watches
+        return not self._line and not self._frames and self._task is None and not self._session.is_watching
 
     def _put(self, answer: Answer, out: list[bytes]) -> None:
+        """With `ack: last`: what is said of a write, and that those before it went well."""
         request = answer.request
         if self._session.ack_last and isinstance(request, wire.Write) and request.seq is not None:
             if answer.silent:
@@ -361,16 +490,25 @@ class Connection(asyncio.Protocol):
     async def end(self) -> None:
         """Close at once; done when nothing of this connection is under way any more."""
         self._transport.abort()
-        await asyncio.wait([self._gone])
-        under_way = [*self._tasks, *([] if self._task is None else [self._task])]
-        if under_way:
-            await asyncio.wait(under_way)
+        await asyncio.wait([self._when_gone()])
+        if self._coming:
+            self._nothing_comes = self._nothing_comes or asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._nothing_comes])
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     def finish(self) -> Awaitable[None]:
         """Answer what has been read, take no more, close. Returns what to wait for."""
         self._ending = True
         self._session.leave()
         self._answer_frames()
+        return self._when_gone()
+
+    def _when_gone(self) -> asyncio.Future[None]:
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            if self._lost:
+                self._gone.set_result(None)
         return self._gone
 
     def abort(self) -> None:
@@ -390,10 +528,8 @@ class Connection(asyncio.Protocol):
         return None
 
 
-def _ready(place: Answer | _Coming) -> Answer | None:
-    """The answer to be sent from this place, once it can be."""
-    answer = place if type(place) is Answer else place.answer  # type: ignore[union-attr]
-    return None if answer is None or (answer.after is not None and not answer.after.settled) else answer
+async def _complete(place: Coming, coming: Awaitable[Answer]) -> None:
+    place.put(await coming)
 
 
 def _hung_up(transport: asyncio.Transport) -> bool:

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from statesvc_client import __version__, wire
 from statesvc_client.errors import BadRequest, Denied, Internal, StateError, Unavailable
-from statesvc_client.wire import Limits, Malformed, Reply, Request
+from statesvc_client.wire import Limits, Malformed, Request
 
 from . import logs
-from .answers import Answer, Handler, Meanwhile, Session, failed, put_record, replied, succeeded
+from .answers import Answer, Coming, Handler, Meanwhile, Session, failed, put_record, replied, succeeded
 from .handlers.administering import AdministrationHandlers
 from .handlers.following import FollowHandlers, Watching
 from .handlers.leases import LeaseHandlers
@@ -37,6 +37,10 @@ OVERLAPPING: frozenset[type[Request]] = frozenset(
 side; the store keeps the order of those about the same record."""
 
 
+_ALWAYS: frozenset[type[Request]] = frozenset({wire.Ping, wire.Health})
+"""Requests that do not need the store."""
+
+
 class Dispatcher:
     """Answers frames from one store."""
 
@@ -52,6 +56,8 @@ class Dispatcher:
         health: Health,
         watching: Watching = Watching(),  # noqa: B008 - a tuple of numbers
     ) -> None:
+        self.serving = False
+        """Requests can be served. Until then, and at the end, `ready` says what to wait for."""
         self._store = store
         self._limits = limits
         self._ready = ready
@@ -60,6 +66,7 @@ class Dispatcher:
         self._overlapping = frozenset[type[Request]]() if store.engine.immediate else OVERLAPPING
         records = RecordHandlers(store, limits, paging, self.failure)
         self._handlers: dict[type[Request], Handler] = {
+            wire.Ping: lambda request, _: replied(succeeded(request), request),
             wire.Hello: self._hello,
             **records.table(),
             **TransactionHandlers(store, limits, pools, records).table(),
@@ -76,7 +83,7 @@ class Dispatcher:
 
     def answer(
         self, frame: bytes, session: Session, *, busy: bool = False
-    ) -> Answer | Meanwhile | Awaitable[Answer] | None:
+    ) -> Answer | Coming | Meanwhile | Awaitable[Answer] | None:
         """The answer to one frame, or a promise of it. Never raises. While requests of the connection are under way
         that let others begin (`busy`), None means: not this one, offer it again when they are over."""
         try:
@@ -84,29 +91,30 @@ class Dispatcher:
         except Malformed as bad:
             line = wire.encode_line(failed(bad.op, bad.request_id, bad.error, bad.seq))
             return Answer(line, final=bad.error.code == "too_large")
-        if busy and type(request) not in self._overlapping:
+        asked = type(request)
+        if busy and asked not in self._overlapping:
             return None
-        if type(request) is wire.Ping:
-            return Answer(wire.encode_line(Reply(request_id=request.request_id, success=True)))
-        if type(request) is wire.Health:
-            return self._handle(request, session)
-        opening = self._ready()
-        if opening is not None:
+        if not self.serving and asked not in _ALWAYS and (opening := self._ready()) is not None:
             return self._once_ready(opening, request, session)
         answer = self._handle(request, session)
-        if type(answer) is not Answer and type(request) in self._overlapping:
-            return Meanwhile(answer)  # type: ignore[arg-type]
-        return answer
+        if type(answer) is Answer:
+            return answer
+        if type(answer) is Coming:
+            return answer if asked in self._overlapping else answer.wait()
+        return Meanwhile(answer) if asked in self._overlapping else answer  # type: ignore[arg-type]
 
-    def _handle(self, request: Request, session: Session) -> Answer | Awaitable[Answer]:
+    def _handle(self, request: Request, session: Session) -> Answer | Coming | Awaitable[Answer]:
         try:
             if request.admin and not session.caller.admin:
                 raise Denied(f"{request.op} is for the daemon's own user, root and access.admin_uids")
-            check_not_own(request.kind)
+            if request.kind != "job" and type(request) is not wire.Ping:
+                check_not_own(request.kind)
             answer = self._handlers[type(request)](request, session)
         except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
             return self.failure(request, session, problem)
-        return answer if type(answer) is Answer else self._awaited(answer, request, session)  # type: ignore[arg-type]
+        if type(answer) is Answer or type(answer) is Coming:
+            return answer
+        return self._awaited(answer, request, session)  # type: ignore[arg-type]
 
     async def _awaited(self, answer: Awaitable[Answer], request: Request, session: Session) -> Answer:
         try:
@@ -120,6 +128,8 @@ class Dispatcher:
         except StateError as problem:
             return self.failure(request, session, problem)
         answer = self._handle(request, session)
+        if isinstance(answer, Coming):
+            return await answer.wait()
         return answer if isinstance(answer, Answer) else await answer
 
     def failure(self, request: Request | None, session: Session, problem: Exception) -> Answer:

@@ -23,6 +23,7 @@ from statesvc_client import __version__, wire
 from statesvc_client.errors import Busy, Denied, StateError, Unavailable
 
 from . import backends, logs
+from .answers import NOT_INTRODUCED
 from .backends.port import DataCorrupt, Engine, EngineBroken, Unit
 from .config import identities
 from .config.model import DAY_SECONDS
@@ -68,6 +69,12 @@ RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 """What closing the engine may take at least, however short the drain: given up, the next start has to replay."""
 
+AN_ADMIN = Caller(admin=True)
+"""Who connects with the rights of one, until it says more of itself; one value for all of them."""
+
+COLLECTOR = (50_000, 20, 50)
+"""When cycles are looked for. The hot path makes none; to look after every 700 objects costs a part of it."""
+
 Announce = Callable[[str], None]
 """Is told where the daemon listens, as soon as it does."""
 
@@ -76,8 +83,7 @@ def run(settings: Settings, *, parent_fd: int | None = None, announce: Announce 
     """Serve until told to stop; returns the exit code."""
     import uvloop
 
-    # The hot path makes no reference cycles. Looking for some after every 700 objects costs a quarter of it.
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(*COLLECTOR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         server = Server(settings, backends.make(settings))
         exit_code = runner.run(server.serve(parent_fd, announce))
@@ -196,7 +202,7 @@ class Server:
             transport.write(wire.encode_line(reply))
             transport.close()
             return None
-        caller = Caller(admin=peer.uid in self._admins)
+        caller = AN_ADMIN if peer.uid in self._admins else NOT_INTRODUCED
         connection = Connection(self._dispatcher, self._bounds, self._connections.discard, caller)
         self._connections.add(connection)
         return connection
@@ -240,6 +246,7 @@ class Server:
 
     def _end(self) -> None:
         self._stop.set()
+        self._dispatcher.serving = False
         self._outcome_known.set()  # who waits for the engine is told that it will not come
 
     def _take_up_duties(self) -> list[asyncio.Task[None]]:
@@ -281,6 +288,7 @@ class Server:
     def _now_open(self) -> None:
         self._store.start()
         self._open = True
+        self._dispatcher.serving = not self._stop.is_set()
         self._opened.set()
         self._outcome_known.set()
         self._notifier.ready(f"serving {self._engine.name}")

@@ -7,7 +7,9 @@ what will be stored and a change of `Status` is taken for what it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from .errors import BadRequest
@@ -53,6 +55,9 @@ FIELDS_OF: Mapping[str, tuple[str, ...]] = {
 
 JOB_ID_ALIASES = ("jobId", "job_uuid")
 
+MOST_FINE, LONGEST_FINE = 4096, 64
+"""Names remembered for each kind, and how long they may be: they come from clients, so there is a bound."""
+
 
 class Spelling(NamedTuple):
     """The known names of a kind."""
@@ -60,16 +65,22 @@ class Spelling(NamedTuple):
     known: frozenset[str]
     """In their own spelling."""
     by_lower_case: Mapping[str, str]
+    fine: set[str]
+    """Names that need no other spelling, as far as they were met: the known ones, and a number of others."""
 
     def of(self, name: str) -> str:
         return name if name in self.known else self.by_lower_case.get(name.lower(), name)
 
     def of_fields(self, given: dict[str, Any]) -> dict[str, Any]:
         """The same fields with known names in their own spelling; the very same dict when they are."""
-        known, by_lower_case = self
+        fine = self.fine
+        if given.keys() <= fine:
+            return given
         for name in given:
-            if name not in known and name.lower() in by_lower_case:
+            if name not in self.known and name.lower() in self.by_lower_case:
                 return self._renamed(given)
+        if len(fine) < MOST_FINE:
+            fine.update(islice((name for name in given if len(name) <= LONGEST_FINE), MOST_FINE - len(fine)))
         return given
 
     def _renamed(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -89,10 +100,12 @@ class Spelling(NamedTuple):
         return f"/{self.of(top)}{slash}{rest}"
 
 
-def spelling(id_field: str, fields: Iterable[str] = (), id_aliases: Iterable[str] = ()) -> Spelling:
+@cache
+def spelling(id_field: str, fields: tuple[str, ...] = (), id_aliases: tuple[str, ...] = ()) -> Spelling:
+    """Kinds that know the same names share one: the others may be named by clients."""
     known = frozenset({id_field, *COMMON, *fields})
     by_lower_case = {name.lower(): name for name in known}
-    return Spelling(known, by_lower_case | {alias.lower(): id_field for alias in id_aliases})
+    return Spelling(known, by_lower_case | {alias.lower(): id_field for alias in id_aliases}, set(known))
 
 
 JOB = spelling("uuid", JOB_FIELDS, JOB_ID_ALIASES)

@@ -576,6 +576,12 @@ def encode_line(message: Any) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
+def record_line(request_id: RequestId, kind: str, body: bytes) -> bytes:
+    """The frame of a `Reply` that went well and shows one record: most replies are one, so it is put together."""
+    shown = b"job" if kind == "job" else b"record"
+    return b'{"requestId":%b,"success":true,"%b":%b}\n' % (_encoder.encode(request_id), shown, body)
+
+
 def decode_reply(line: bytes) -> Received:
     """What a client reads."""
     return _received.decode(line)

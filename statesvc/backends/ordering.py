@@ -7,13 +7,13 @@ in these; an engine on disk walks what it has not written yet with them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
-from sortedcontainers import SortedList
-
-from .port import Keys, Query, Row, SortField, sort_key
+from .port import LINK, Keys, Query, Row, SortField, sort_key
+from .sorted_places import Place, SortedPlaces
 
 Shape = Literal["term", "sort", "missing"]
 IndexName = tuple[str, Shape, str]
@@ -27,55 +27,130 @@ def is_listed(row: Row, sort: SortField) -> bool:
 
 def index_name(query: Query) -> IndexName:
     if query.term is not None:
-        # One index for labels of every name: names come from clients, indexes must not.
-        return (query.kind, "term", "label" if query.term[0].startswith("label:") else query.term[0])
+        return (query.kind, "term", _term_name(query.term[0]))
     return (query.kind, "missing" if query.missing else "sort", query.sort)
 
 
+def _term_name(field: str) -> str:
+    """One index for labels of every name, because names come from clients and indexes must not; and one for the rules'
+    own links, which are always asked for, while labels may never be."""
+    if not field.startswith("label:"):
+        return field
+    return "link" if field == f"label:{LINK}" else "label"
+
+
+BY_CREATION = "created"
+
+
+def spine_of(name: IndexName) -> IndexName | None:
+    """The index by creation that shares its places with this one; None where it has places of its own, or few."""
+    kind, shape, field = name
+    return (kind, "sort", BY_CREATION) if shape == "term" and field != "link" else None
+
+
+Change = tuple[Row | None, Row | None, Place]
+"""A record before and after, None where there is none, and its place by creation then, which all indexes share."""
+
+
+def change(before: Row | None, after: Row | None) -> Change:
+    return (before, after, () if after is None else (after.keys.created, after.id))
+
+
 class Index:
-    """Sorted places of the records of one kind, one list for each value of the term it is over."""
+    """Sorted places of the records of one kind, one list for each value of the term it is over.
+
+    It can be filled little by little, while records go on changing: `early` has those that changed meanwhile, which are
+    in it as they are now, whether the walk that fills it has come to them or not.
+    """
 
     def __init__(self, name: IndexName) -> None:
-        _, self._shape, field = name
-        self._field: Any = field
-        self._lists: dict[Any, SortedList[Any]] = {}
+        _, shape, field = name
+        self._many_valued = field in ("label", "link")
+        self._lists: dict[Any, SortedPlaces] = {}
+        self._places = _places(shape, field)
+        """Where a row stands, given its place by creation: a value, and the place in that value's order; as often as it
+        has values."""
+        self._heeded = _heeded(shape, field)
+        self._early: set[str] = set()
 
     def add(self, row: Row) -> None:
-        for value, place in self._places(row):
-            self._lists.setdefault(value, SortedList()).add(place)
+        self._add(row, (row.keys.created, row.id))
 
-    def remove(self, row: Row) -> None:
-        for value, place in self._places(row):
-            self._lists[value].remove(place)
-            if not self._lists[value]:
-                del self._lists[value]
+    def fill(self, rows: Iterable[tuple[Row, Place]]) -> None:
+        """Add rows with their places by creation, but for those that have changed since the filling began."""
+        for row, place in rows:
+            if row.id not in self._early:
+                self._add(row, place)
 
-    def content(self) -> dict[Any, list[Any]]:
+    def _add(self, row: Row, place: Place) -> None:
+        for value, own in self._places(row, place):
+            places = self._lists.get(value)
+            if places is None:
+                places = self._lists[value] = SortedPlaces()
+            places.add(own)
+
+    def replace(self, changes: Sequence[Change], *, filling: bool = False) -> None:
+        """Put rows in the place of what they were before."""
+        heeded = self._heeded
+        for before, after, place in changes:
+            if before is None:
+                if after is not None:
+                    self._add(after, place)
+            elif after is None:
+                self._take(before)
+            elif filling or before.deleted != after.deleted or heeded(before.keys) != heeded(after.keys):
+                self._add(after, _shared(self._take(before), place))
+        if filling:
+            self._early.update(row.id for before, after, _ in changes if (row := after or before) is not None)
+
+    def _take(self, row: Row) -> Place | None:
+        """Take a row out; returns its place, as it was kept."""
+        taken = None
+        for value, place in self._places(row, (row.keys.created, row.id)):
+            places = self._lists.get(value)
+            if places is not None:
+                taken = places.take(place)
+                if not places:
+                    del self._lists[value]
+        return taken
+
+    def filled(self) -> None:
+        """Nothing is missing any more."""
+        self._early = set()
+
+    def content(self) -> dict[Any, list[Place]]:
         return {value: list(places) for value, places in self._lists.items()}
 
-    def walk(self, query: Query) -> Iterator[tuple[Any, ...]]:
+    def in_order(self) -> list[Place]:
+        """All places of an index without values."""
+        return list(self._lists.get("", ()))
+
+    def walk(self, query: Query) -> Iterator[Place]:
         low, high = _ends(query)
-        walks = [
-            places.irange(low, high, inclusive=(False, False), reverse=query.descending)
-            for places in (self._lists.get(value) for value in _wanted(query))
-            if places is not None
-        ]
+        walks = [places.between(low, high, descending=query.descending) for places in self._walked(query)]
         if len(walks) == 1:
-            return iter(walks[0])
+            return walks[0]
         # A record may have several of the values, and is met once.
         return (place for place, _ in groupby(heapq.merge(*walks, reverse=query.descending)))
 
-    def _places(self, row: Row) -> list[tuple[Any, tuple[Any, ...]]]:
-        """Where a row stands: the term's value, and its place in that value's order."""
-        keys, field = row.keys, self._field
-        if self._shape == "term":
-            return [(value, (keys.created, row.id)) for value in _term_values(keys, field)] if not row.deleted else []
-        if not is_listed(row, field):
-            return []
-        key = sort_key(row, field)
-        if self._shape == "missing":
-            return [("", (row.id,))] if key is None else []
-        return [] if key is None else [("", (key, row.id))]
+    def count(self, query: Query) -> int:
+        """How many places the walk would meet."""
+        lists = self._walked(query)
+        if len(lists) > 1 and self._many_valued:
+            return sum(1 for _ in self.walk(query))
+        low, high = _ends(query)
+        return sum(places.count(low, high) for places in lists)
+
+    def _walked(self, query: Query) -> list[SortedPlaces]:
+        found = (self._lists.get(value) for value in dict.fromkeys(_wanted(query)))
+        return [places for places in found if places is not None]
+
+
+def _shared(taken: Place | None, place: Place) -> Place:
+    """A place made of the very objects that other indexes hold, as far as they say the same."""
+    if taken is None:
+        return place
+    return taken if taken == place else (place[0], taken[-1])
 
 
 def _wanted(query: Query) -> Sequence[Any]:
@@ -88,10 +163,62 @@ def _wanted(query: Query) -> Sequence[Any]:
     return [(field.removeprefix("label:"), value) for value in values]
 
 
-def _term_values(keys: Keys, field: str) -> Sequence[Any]:
-    if field == "label":
-        return keys.labels
-    return [getattr(keys, field) or ""]
+Placing = Callable[[Row, Place], Sequence[tuple[Any, Place]]]
+
+
+def _places(shape: Shape, field: Any) -> Placing:
+    """Where rows stand in an index."""
+    if shape == "term":
+        return _by_value(_VALUES[field])
+    if shape == "missing":
+        return lambda row, place: (
+            (("", (place[-1],)),) if is_listed(row, field) and sort_key(row, field) is None else ()
+        )
+    if field == BY_CREATION:
+        return lambda row, place: () if row.deleted else (("", place),)
+    if field in ("id", "deleted"):
+        return lambda row, place: (("", (sort_key(row, field), place[-1])),) if is_listed(row, field) else ()
+    return _by_key(attrgetter(field))
+
+
+def _by_value(values: Callable[[Keys], Sequence[Any]]) -> Placing:
+    return lambda row, place: () if row.deleted else [(value, place) for value in values(row.keys)]
+
+
+def _by_key(key_of: Callable[[Keys], Any]) -> Placing:
+    def places(row: Row, place: Place) -> Sequence[tuple[Any, Place]]:
+        key = key_of(row.keys)
+        return () if key is None or row.deleted else (("", (key, place[-1])),)
+
+    return places
+
+
+def _labels(keys: Keys) -> Sequence[Any]:
+    labels = keys.labels
+    # They are sorted, and the name of links comes before all others.
+    return labels if not labels or labels[0][0] != LINK else [label for label in labels if label[0] != LINK]
+
+
+def _links(keys: Keys) -> Sequence[Any]:
+    labels = keys.labels
+    return () if not labels or labels[0][0] != LINK else [label for label in labels if label[0] == LINK]
+
+
+_VALUES: dict[str, Callable[[Keys], Sequence[Any]]] = {
+    "status": lambda keys: (keys.status or "",),
+    "node": lambda keys: (keys.node or "",),
+    "owner": lambda keys: (keys.owner or "",),
+    "label": _labels,
+    "link": _links,
+}
+"""The values of a term that a record has."""
+
+
+def _heeded(shape: Shape, field: str) -> Callable[[Keys], Any]:
+    """What of a row decides where it stands in an index, beside its id and when it was deleted."""
+    if shape == "term":
+        return attrgetter(BY_CREATION, "labels" if field in ("label", "link") else field)
+    return attrgetter(BY_CREATION if field in ("id", "deleted") else field)
 
 
 def place_of(row: Row, query: Query) -> Any:

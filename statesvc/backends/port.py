@@ -125,6 +125,16 @@ class Write(NamedTuple):
     row: Row
     expects: Stamp | None
     event: Event | None
+    basis: Row | None = None
+    """The very row it was decided on, where that was a guess of the engine's. Hidden writes may have changed the stored
+    one since, long ago, and leave the stamp as it is: such a write is a `conflict` unless that row still is what is
+    stored. Only engines that guess have to heed it."""
+
+
+class Guess(NamedTuple):
+    """What is most likely stored: a row, or none."""
+
+    row: Row | None
 
 
 Unit = tuple[Write, ...]
@@ -264,6 +274,11 @@ class Engine(ABC):
     def peek(self, key: Key) -> Row | None:
         """The newest committed row, tombstones included, without waiting. Immediate engines only."""
         raise NotImplementedError
+
+    def guess(self, key: Key) -> Guess | None:  # noqa: ARG002 - most engines have no idea
+        """What is most likely stored, without asking; None: no idea. It may be outdated, so nobody is told of it. A
+        write may be decided on it, with that row as its `basis`: its commit tells whether it was right."""
+        return None
 
     @abstractmethod
     async def get(self, keys: Sequence[Key]) -> list[Row | None]:

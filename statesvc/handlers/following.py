@@ -64,7 +64,9 @@ class FollowHandlers:
             raise Unavailable("this connection ends: watch on another one")
         watch = Watch(request, session, self._feed, sieve, bookmark, self._bounds.behind, self._fail)
         session.watches[request.request_id] = watch
-        return replied(succeeded(request, cursor=bookmark.text), request)._replace(sent=watch.start)
+        answer = replied(succeeded(request, cursor=bookmark.text), request)
+        answer.sent = watch.start
+        return answer
 
     def _unwatch(self, request: wire.Unwatch, session: Session) -> Answer:
         """Nothing is sent for a watch that was ended, so the reply comes behind its last line."""

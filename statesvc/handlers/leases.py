@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 
 from statesvc_client import wire
 
-from ..answers import Answer, Handler, Session, put_records, replied, succeeded
+from ..answers import Answer, Coming, Handler, Session, put_records, replied, succeeded
 from ..store.claims import Claims
 from ..store.store import Store
 from .records import RecordHandlers
@@ -34,7 +34,7 @@ class LeaseHandlers:
         put_records(reply, request.kind, [row.body for row in claimed.rows])
         return replied(reply, request)
 
-    def _renew(self, request: wire.Renew, session: Session) -> Answer | Awaitable[Answer]:
+    def _renew(self, request: wire.Renew, session: Session) -> Answer | Coming | Awaitable[Answer]:
         if request.job is None and request.record is None:
             return self._renew_bare(request, session)
         return self._records.write(request, session)

@@ -13,8 +13,9 @@ from statesvc_client import wire
 from statesvc_client.errors import NotFound, StateError
 from statesvc_client.wire import Limits, Rejected, Reply
 
-from ..answers import Answer, Handler, Session, failed, put_record, put_records, replied, succeeded
+from ..answers import Answer, Coming, Handler, Session, failed, put_records, replied, succeeded
 from ..backends.port import Row
+from ..store.batches import Batch
 from ..store.following import place_of
 from ..store.leasing import lease_of
 from ..store.listing import ENVELOPE_BYTES, Paging, list_records
@@ -54,25 +55,45 @@ class RecordHandlers:
         replayed = session.admit(request)
         return self.written(request, session, self._store.write_now(request, session.caller, replayed=replayed))
 
-    async def _write(self, request: PointWrite, session: Session) -> Answer:
+    def _write(self, request: PointWrite, session: Session) -> Coming:
         replayed = session.admit(request)
         precedence = Precedence(partial(session.check_order, request), partial(session.failed, request), session)
-        decided = await self._store.write(request, session.caller, replayed=replayed, precedence=precedence)
-        return self.written(request, session, decided)
+        place = Coming()
+        tell = partial(self._told, place, request, session)
+        self._store.write_soon(request, session.caller, tell, replayed=replayed, precedence=precedence)
+        return place
+
+    def _told(self, place: Coming, request: PointWrite, session: Session, outcome: Decided | Exception) -> None:
+        if isinstance(outcome, Decided):
+            place.put(self._answer_to(request, session, outcome))
+        else:
+            place.put(self._fail(request, session, outcome))
+
+    def _answer_to(self, request: PointWrite, session: Session, decided: Decided) -> Answer:
+        try:
+            return self.written(request, session, decided)
+        except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
+            return self._fail(request, session, problem)
 
     def written(self, request: PointWrite, session: Session, decided: Decided) -> Answer:
         if decided.refused is not None:
-            return self._fail(request, session, decided.refused)._replace(after=decided.after)
+            answer = self._fail(request, session, decided.refused)
+            answer.after = decided.after
+            return answer
         if session.ack_last and request.seq is not None:
             weight = 0 if decided.row is None else len(decided.row.body) + len(decided.row.marks)
             return Answer(b"", decided.after, request, silent=True, weight=weight)
-        reply = succeeded(request)
+        row = decided.row
+        if row is not None and row.body and decided.duplicate_of is None and type(request) is not wire.Renew:
+            line = wire.record_line(request.request_id, request.kind, without_secrets(row.body))
+            return Answer(line, decided.after, request)
         if decided.duplicate_of is not None:
-            reply.duplicate, reply.revision = True, decided.duplicate_of
-        elif isinstance(request, wire.Renew):
-            _put_lease(reply, decided.row)
-        elif decided.row is not None and decided.row.body:
-            put_record(reply, request.kind, without_secrets(decided.row.body))
+            reply = succeeded(request, duplicate=True, revision=decided.duplicate_of)
+        elif type(request) is wire.Renew:
+            reply = succeeded(request)
+            _put_lease(reply, row)
+        else:
+            reply = succeeded(request)
         return replied(reply, request, decided.after)
 
     async def _emit(self, request: wire.Emit, session: Session) -> Answer:
@@ -95,10 +116,22 @@ class RecordHandlers:
         return replied(reply, request, decided.after)
 
     def _get_now(self, request: wire.Get, _: Session) -> Answer:
-        return _found(request, self._store.get_now(request))
+        return _found(request, *self._store.get_now(request))
 
-    async def _get(self, request: wire.Get, session: Session) -> Answer:
-        return _found(request, await self._store.get(request, session))
+    def _get(self, request: wire.Get, session: Session) -> Coming:
+        place = Coming()
+        self._store.get_soon(request, partial(self._told_of, place, request, session), session)
+        return place
+
+    def _told_of(self, place: Coming, request: wire.Get, session: Session, outcome: Decided | Exception) -> None:
+        if isinstance(outcome, Exception):
+            answer = self._fail(request, session, outcome)
+        else:
+            try:
+                answer = _found(request, outcome.row, outcome.after)
+            except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
+                answer = self._fail(request, session, problem)
+        place.put(answer)
 
     async def _list(self, request: wire.List, session: Session) -> Answer:
         page = await list_records(self._store, request, session.caller, self._paging)
@@ -159,14 +192,11 @@ def _put_lease(reply: Reply, row: Row | None) -> None:
         reply.cancel_requested = bool(decode(row.body).get("cancelRequested"))
 
 
-def _found(request: wire.Get, decided: Decided) -> Answer:
-    row = decided.row
+def _found(request: wire.Get, row: Row | None, after: Batch | None) -> Answer:
     if row is None:
         error = NotFound(f"{request.kind} not found")
-        return replied(failed("get", request.request_id, error, None), request, decided.after)
-    reply = succeeded(request)
-    put_record(reply, request.kind, row.body)
-    return replied(reply, request, decided.after)
+        return replied(failed("get", request.request_id, error, None), request, after)
+    return Answer(wire.record_line(request.request_id, request.kind, row.body), after, request)
 
 
 def _rejected(kind: str, name: str, error: StateError) -> Rejected:

@@ -11,7 +11,7 @@ from statesvc_client import wire
 from statesvc_client.errors import BadRequest, StateError
 from statesvc_client.wire import Limits
 
-from ..answers import Answer, Handler, Session, put_record, replied, succeeded
+from ..answers import Answer, Coming, Handler, Session, put_record, replied, succeeded
 from ..backends.port import Row
 from ..store.allocation import Pools
 from ..store.deduplication import may_be_guarded
@@ -35,7 +35,7 @@ class TransactionHandlers:
     def table(self) -> dict[type[wire.Request], Handler]:
         return {wire.Txn: self._txn, wire.Create: self._create}
 
-    def _create(self, request: wire.Create, session: Session) -> Answer | Awaitable[Answer]:
+    def _create(self, request: wire.Create, session: Session) -> Answer | Coming | Awaitable[Answer]:
         if request.from_ is not None:
             return self._allocate(request, session)
         if may_be_guarded(request.job if request.job is not None else request.record):

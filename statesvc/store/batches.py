@@ -67,15 +67,24 @@ class Batch:
             self._applied = {id(write.row) for unit in done for write in unit}
         return id(row) in self._applied
 
+    def applied_units(self) -> list[Unit]:
+        """What came about; call it once settled."""
+        if self.results.count("applied") == len(self.units):
+            return self.units
+        return [unit for unit, result in zip(self.units, self.results, strict=True) if result == "applied"]
+
     def tell_failure(self, whom: Callable[[StateError], None]) -> None:
         if self.failure is not None:
             whom(self.failure)
 
     def tell(self) -> None:
-        """Let those who wait go on."""
+        """Let those who wait go on. They are of many connections: a bug in one must not take the others' answers."""
         listeners, self.listeners = self.listeners, []
         for listener in listeners:
-            listener()
+            try:
+                listener()
+            except Exception:
+                log.exception("commit_not_taken")
 
     async def wait(self) -> None:
         """Return once settled, well or badly."""
@@ -104,11 +113,13 @@ class GroupCommit:
         self._filling = Batch()
         self._under_way: Batch | None = None
         self._pending: dict[Key, tuple[Row, Batch]] = {}
+        self.pending: Callable[[Key], tuple[Row, Batch] | None] = self._pending.get
+        """The newest decided row of a record whose commit is not settled yet."""
         self._wake = asyncio.Event()
         self.committed: Callable[[list[Unit]], None] = lambda _: None
         """Is told what was committed, before those who wait for it hear of it."""
-        self.added: Callable[[Unit], None] = lambda _: None
-        """Is told what was decided, as soon as it is."""
+        self.added: Callable[[Unit], None] | None = None
+        """Is told what was decided, as soon as it is; None while nobody wants to know."""
         self.failed: Callable[[], None] = lambda: None
         """Is told when decided writes did not happen."""
         self.await_orders: Callable[[], Awaitable[None] | None] = lambda: None
@@ -128,25 +139,21 @@ class GroupCommit:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def pending(self, key: Key) -> tuple[Row, Batch] | None:
-        """The newest decided row of a record whose commit is not settled yet."""
-        return self._pending.get(key)
-
     def add(self, unit: Unit) -> Batch:
         if self.bar is not None:
             self.bar.check(unit)
-        batch = self._batch_for(unit)
-        batch.units.append(unit)
-        for write in unit:
-            row = write.row
-            self._pending[row.key] = (row, batch)
-            batch.bytes += len(row.body) + len(row.marks)
-        self._wake.set()
-        self.added(unit)
-        return batch
+        return self._put(unit, self._filling)
 
-    def _batch_for(self, _: Unit) -> Batch:
-        return self._filling
+    def _put(self, unit: Unit, batch: Batch) -> Batch:
+        if not batch.units:
+            self._wake.set()
+        batch.units.append(unit)
+        for row, _, _, _ in unit:
+            self._pending[row.kind, row.id] = (row, batch)
+            batch.bytes += len(row.body) + len(row.marks)
+        if self.added is not None:
+            self.added(unit)
+        return batch
 
     @property
     def full(self) -> Batch | None:
@@ -191,16 +198,19 @@ class GroupCommit:
             self._done(batch, results)
 
     def _forget_pending(self, batch: Batch) -> None:
+        if self._engine.immediate and not self._filling.units:
+            self._pending.clear()  # there is no other batch
+            return
         for unit in batch.units:
-            for write in unit:
-                pending = self._pending.get(write.row.key)
+            for row, _, _, _ in unit:
+                pending = self._pending.get((row.kind, row.id))
                 if pending is not None and pending[1] is batch:
-                    del self._pending[write.row.key]
+                    del self._pending[row.kind, row.id]
 
     def _done(self, batch: Batch, results: list[Result]) -> None:
         self._forget_pending(batch)
         batch.settle(results, None)
-        self.committed([unit for unit, result in zip(batch.units, results, strict=True) if result == "applied"])
+        self.committed(batch.applied_units())
         batch.tell()
 
     def _fail(self, batch: Batch, failure: StateError) -> None:
@@ -227,7 +237,9 @@ class SharedCommit(GroupCommit):
         """What was decided on rows that are under way: it goes when they are settled."""
         self._blockers: set[Batch] = set()
 
-    def _batch_for(self, unit: Unit) -> Batch:
+    def add(self, unit: Unit) -> Batch:
+        if self.bar is not None:
+            self.bar.check(unit)
         founded = [found for write in unit if (found := self._pending.get(write.row.key)) is not None]
         batch = self._filling
         if any(each is not batch for _, each in founded):
@@ -235,7 +247,7 @@ class SharedCommit(GroupCommit):
             self._blockers.update(each for _, each in founded if each is not batch)
         if founded:
             batch.foundations[len(batch.units)] = founded
-        return batch
+        return self._put(unit, batch)
 
     @property
     def full(self) -> Batch | None:

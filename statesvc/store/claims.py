@@ -314,6 +314,11 @@ class Claims:
         if not line:
             self._lines.pop(waiting.asked.key or waiting.asked.kind.name, None)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody waits for a record."""
+        return bool(self._lines)
+
     def noticed(self, row: Row) -> None:
         """A row was committed: wake the first in line who may want it."""
         if not self._lines:

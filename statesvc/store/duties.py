@@ -25,7 +25,7 @@ from . import ending, leasing, queries, queueing, writes
 from .claims import Claims
 from .clock import Drift
 from .kinds import Kind
-from .records import LEASED, OWNED, decode
+from .records import LEASED, OWNED, decode, has_links
 from .retention import Retention
 from .store import Store
 from .together import all_done
@@ -110,22 +110,31 @@ class Duties:
     # --- noticing --------------------------------------------------------------------------------------------------
 
     def _committed(self, units: Iterable[Unit]) -> None:
+        """Most rows are nobody's concern."""
+        concerned = bool(self._store.leases.seen or self._owning or self._holding_back or self._claims.awaited)
         for unit in units:
-            for write in unit:
-                self.noticed(write.row)
+            for row, _, _, _ in unit:
+                keys = row.keys
+                if concerned or keys.due is not None or has_links(keys):
+                    self.noticed(row)
+                    concerned = True  # by those that follow: this one may wait for them
 
     def noticed(self, row: Row) -> None:
         """A row was committed, here or by another daemon."""
-        keys, kind = row.keys, self._store.kinds[row.kind]
-        ended = row.deleted or (keys.completed is not None and kind.is_terminal(keys.status))
-        if keys.labels or len(self._store.leases):
-            self._store.leases.note(row)
+        keys = row.keys
+        if has_links(keys) or self._store.leases.seen:
+            self._store.leases.told(row)
             self._note_links(row)
         if keys.due is not None and (self._next_due is None or keys.due < self._next_due):
             self._next_due = keys.due
-        if ended and (self._owning or row.kind in self._holding_back):
+        if (self._owning or row.kind in self._holding_back) and self._is_over(row):
             self._remember(self._ended, row.key)
         self._claims.noticed(row)
+
+    def _is_over(self, row: Row) -> bool:
+        if row.deleted:
+            return True
+        return row.keys.completed is not None and self._store.kinds[row.kind].is_terminal(row.keys.status)
 
     def _note_links(self, row: Row) -> None:
         if (LINK, queueing.BLOCKED) in row.keys.labels:

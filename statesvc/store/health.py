@@ -31,7 +31,8 @@ FAIL_BYTES = 64 * 1024**2
 """Free space of the data folder: below the first two somebody should look, below the last writes will soon fail."""
 
 WARN_WAITING = 40_000
-"""Entries the state may be behind the log before somebody should look; commits wait at 50,000 by default."""
+"""Entries the state may be behind the log before somebody should look. Commits wait at 50,000 by default, or once
+16 MiB of rows wait."""
 
 SWEEP_LATE_SECONDS = 60.0
 """Duties are done several times a second; without a round for so long something holds them up."""

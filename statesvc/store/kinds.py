@@ -102,6 +102,22 @@ class Lifecycle:
         return self.restarts | {state for state, after in self.edges.items() if not after}
 
     @cached_property
+    def timed(self) -> frozenset[str]:
+        """States whose beginning is noted in the record."""
+        return self.terminal | {self.claimed}
+
+    @cached_property
+    def onward(self) -> frozenset[tuple[str, str]]:
+        """Moves along an edge by which nothing is begun anew, nor given back to a queue."""
+        returned_to = frozenset() if self.queue is None else self.queue.claimable
+        return frozenset(
+            (state, next_one)
+            for state, after in self.edges.items()
+            for next_one in after
+            if state not in self.terminal and (next_one not in returned_to or state in self.unstarted)
+        )
+
+    @cached_property
     def live(self) -> tuple[str, ...]:
         return tuple(state for state in self.edges if state not in self.terminal)
 
@@ -242,17 +258,17 @@ DECLARED = (
 _NAME = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)
 
 
-class Kinds:
-    """The declared kinds, with the configuration's extensions, and plain ones on demand."""
+class Kinds(dict[str, Kind]):
+    """The declared kinds, with the configuration's extensions, and plain ones on demand. Every request asks for one."""
 
     _MOST_PLAIN = 1024
     """Plain kinds remembered; the names come from clients, so there is a bound."""
 
     def __init__(self, lifecycles: Mapping[str, Mapping[str, Sequence[str]]] | None = None) -> None:
         self._declared = {kind.name: kind for kind in DECLARED}
-        self._plain: dict[str, Kind] = {}
         for name, more in (lifecycles or {}).items():
             self._declared[name] = self._extend(name, more)
+        super().__init__(self._declared)
 
     def _extend(self, name: str, more: Mapping[str, Sequence[str]]) -> Kind:
         kind = self._declared.get(name, Kind(name))
@@ -263,13 +279,10 @@ class Kinds:
         """Kinds with rules of their own."""
         return list(self._declared.values())
 
-    def __getitem__(self, name: str) -> Kind:
-        kind = self._declared.get(name) or self._plain.get(name)
-        return kind if kind is not None else self._plain_kind(name)
-
-    def _plain_kind(self, name: str) -> Kind:
+    def __missing__(self, name: str) -> Kind:
         if not _NAME.fullmatch(name):
             raise BadRequest(f"kind must be lower-case letters, digits, '_', '.' and '-': {printable(name)}")
-        if len(self._plain) >= self._MOST_PLAIN:
-            self._plain.clear()
-        return self._plain.setdefault(name, Kind(name))
+        if len(self) - len(self._declared) >= self._MOST_PLAIN:
+            self.clear()
+            self.update(self._declared)
+        return self.setdefault(name, Kind(name))

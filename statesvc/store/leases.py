@@ -50,7 +50,8 @@ class Leases:
 
     def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
         self._steady = steady
-        self._seen: dict[Key, Seen] = {}
+        self.seen: dict[Key, Seen] = {}
+        """Whoever asks at every request whether there are any looks here."""
         self._ends: list[tuple[float, Key]] = []
         """A heap; an entry may be early, never late."""
         self._planned: dict[Key, float] = {}
@@ -59,26 +60,32 @@ class Leases:
         self._stalled = 0.0
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self.seen)
 
     def note(self, row: Row) -> None:
         """Take notice of a row as it is stored now."""
         if is_leased(row):
             self._observe(self.newest(row))
-        elif self._seen:
+        elif self.seen:
             self._forget(row.key)
+
+    def told(self, row: Row) -> None:
+        """Take notice of a row the log tells of. What was seen since may be newer: bare renewals are in no log."""
+        lease, seen = lease_of(row), self.seen.get(row.key)
+        if lease is None or seen is None or (lease.token, lease.beat) >= (seen.lease.token, seen.lease.beat):
+            self.note(row)
 
     def _forget(self, key: Key) -> None:
         self._unlink(key)
-        self._seen.pop(key, None)
-        if len(self._ends) > 2 * len(self._seen) + SPARE_PLANS:
+        self.seen.pop(key, None)
+        if len(self._ends) > 2 * len(self.seen) + SPARE_PLANS:
             # A lease that is given back leaves its plan behind; those of a week must not pile up.
-            self._planned = {key: seen.ends for key, seen in self._seen.items()}
+            self._planned = {key: seen.ends for key, seen in self.seen.items()}
             self._ends = [(at, key) for key, at in self._planned.items()]
             heapq.heapify(self._ends)
 
     def _unlink(self, key: Key) -> None:
-        seen = self._seen.get(key)
+        seen = self.seen.get(key)
         if seen is not None and seen.lease.origin:
             self._by_origin.pop(seen.lease.origin, None)
 
@@ -97,7 +104,7 @@ class Leases:
         lease = lease_of(row)
         if lease is None:
             return
-        seen = self._seen.get(row.key)
+        seen = self.seen.get(row.key)
         if seen is None or (seen.lease.token, seen.lease.beat) != (lease.token, lease.beat):
             self._set(row.key, Seen(lease, self._now()))
         else:
@@ -106,7 +113,7 @@ class Leases:
 
     def _set(self, key: Key, seen: Seen) -> None:
         self._unlink(key)
-        self._seen[key] = seen
+        self.seen[key] = seen
         if seen.lease.origin:
             self._by_origin[seen.lease.origin] = key
         self._plan(key, seen.ends)
@@ -123,7 +130,7 @@ class Leases:
 
     def newest(self, row: Row) -> Row:
         """The row with the newest beat: the very same, unless it was renewed since."""
-        seen = self._seen.get(row.key)
+        seen = self.seen.get(row.key)
         if seen is None or seen.renewed is None or seen.renewed.stamp != row.stamp:
             return row
         return seen.renewed
@@ -131,19 +138,19 @@ class Leases:
     def stood_still(self, row: Row) -> bool:
         """Whether the lease on this row gave no sign of life for as long as it may."""
         self.note(row)
-        seen = self._seen.get(row.key)
+        seen = self.seen.get(row.key)
         return seen is not None and self._now() >= seen.ends
 
     def is_silent(self, row: Row) -> bool:
         """Whether the holder of this row's lease gave no sign of life for its ttl: it must not count on it any more."""
         self.note(row)
-        seen = self._seen.get(row.key)
+        seen = self.seen.get(row.key)
         return seen is not None and self._now() >= seen.since + seen.lease.ttl
 
     def past_ttl(self) -> Iterator[tuple[Key, Lease]]:
         """Leases without a sign of life for their ttl, whether or not they are still held back from others."""
         now = self._now()
-        for key, seen in self._seen.items():
+        for key, seen in self.seen.items():
             if now >= seen.since + seen.lease.ttl:
                 yield key, seen.lease
 
@@ -151,7 +158,7 @@ class Leases:
         """Leases whose rows should be looked at again for a sign of life: several times within the time they have."""
         now = self._now()
         found: list[Key] = []
-        for key, seen in self._seen.items():
+        for key, seen in self.seen.items():
             if now >= max(seen.looked, seen.since) + seen.lease.ttl / LOOKS_PER_TTL:
                 seen.looked = now
                 found.append(key)
@@ -169,7 +176,7 @@ class Leases:
             at, key = heapq.heappop(self._ends)
             if self._planned.get(key) == at:
                 del self._planned[key]
-            seen = self._seen.get(key)
+            seen = self.seen.get(key)
             if seen is None:
                 continue
             if seen.ends > now:

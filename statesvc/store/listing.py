@@ -90,7 +90,7 @@ async def _everything(store: Store, kind: Kind, given: queries.Filter, order: qu
         planned = queries.plan(given, kind, order, among=group)
         told = {row.id for row in page.rows}
         planned.tests.insert(0, lambda row, _, told=told: row.id not in told)  # type: ignore[misc]
-        await page.collect(store.engine, planned, None)
+        await page.collect(store.engine, planned._replace(exact=False), None)
     return Page(page.rows, "", truncated=page.more)
 
 
@@ -147,6 +147,7 @@ class _Collector:
         self._examine = examine
         self._examined = 0
         self._last: Place | None = None
+        self._turns = Turns()
 
     def last(self) -> Place:
         """Where to go on from."""
@@ -154,16 +155,29 @@ class _Collector:
         return self._last
 
     async def collect(self, engine: Engine, planned: queries.Plan, after: Place | None) -> None:
-        turns = Turns()
-        async with aclosing(queries.candidates(engine, planned, after, self._most)) as rows:
-            async for row in rows:
-                if self._full():
+        take_some = self._take_all if planned.exact else self._take_passing
+        async with aclosing(queries.steps(engine, planned, after, self._most)) as fetched:
+            async for rows in fetched:
+                if not await take_some(rows, planned):
                     return
-                if queries.passes(row, planned.tests) and not self.take(row):
-                    return
-                self._last = queries.place_of(row, planned.order)
-                self._examined += 1
-                await turns.pause()
+
+    async def _take_all(self, rows: list[Row], planned: queries.Plan) -> bool:
+        """Take rows that the walk itself has chosen; whether more are wanted."""
+        taken = next((number for number, row in enumerate(rows) if self._full() or not self.take(row)), len(rows))
+        if taken:
+            self._examined += taken
+            self._last = queries.place_of(rows[taken - 1], planned.order)
+        return taken == len(rows)
+
+    async def _take_passing(self, rows: list[Row], planned: queries.Plan) -> bool:
+        """Take those among them that the filter lets pass, which may take its time; whether more are wanted."""
+        for row in rows:
+            if self._full() or (queries.passes(row, planned.tests) and not self.take(row)):
+                return False
+            self._last = queries.place_of(row, planned.order)
+            self._examined += 1
+            await self._turns.pause()
+        return True
 
     async def fill(self, store: Store, kind: Kind, places: list[Place]) -> None:
         """Take records whose places are known, in that order."""

@@ -38,9 +38,10 @@ class ClientMarks(Struct, array_like=True, gc=False):
     client: str
     runs: list[Run]
 
-    @property
-    def highest(self) -> int:
-        return self.runs[-1].seq + self.runs[-1].count - 1
+    def is_behind(self, seq: int) -> bool:
+        """Whether a write comes behind all of these."""
+        last = self.runs[-1]
+        return seq >= last.seq + last.count
 
     def revision_of(self, seq: int) -> int | None:
         for run in reversed(self.runs):
@@ -51,8 +52,11 @@ class ClientMarks(Struct, array_like=True, gc=False):
     def add(self, seq: int, revision: int, floor: int) -> None:
         """Note a write, always the highest so far, and forget what lies below the floor."""
         last = self.runs[-1]
-        if (seq, revision) == (last.seq + last.count, last.revision + last.count):
+        if seq == last.seq + last.count and revision == last.revision + last.count:
             last.count += 1
+        elif last.seq + last.count <= floor:
+            self.runs = [Run(seq, revision)]
+            return
         else:
             self.runs.append(Run(seq, revision))
         if self.runs[0].seq + self.runs[0].count <= floor:
@@ -74,6 +78,16 @@ class Marks(Struct, array_like=True):
 
     def may_have_lost(self, client: str) -> bool:
         return len(self.pushed_out) > MOST_PUSHED_OUT or _number(client) in self.pushed_out
+
+    def put_last(self, client: str, seq: int, revision: int, floor: int) -> None:
+        """Note a write of a client that was not the last to write."""
+        mine = self.of(client)
+        if mine is None:
+            mine = ClientMarks(client, [Run(seq, revision)])
+        else:
+            self.clients.remove(mine)
+            mine.add(seq, revision, floor)
+        self.clients.append(mine)
 
     def push_out(self, most_clients: int) -> None:
         while len(self.clients) > most_clients:
@@ -107,10 +121,12 @@ def earlier_answer(stored: bytes, client: str, request: WriteRequest) -> int | N
         return None
     marks = _decoder.decode(stored)
     mine = marks.of(client)
+    if mine is not None and mine.is_behind(request.seq):
+        return None
     made = None if mine is None else mine.revision_of(request.seq)
     if made is not None:
         return made
-    passed = mine is not None and request.seq < mine.highest
+    passed = mine is not None
     # What came before the marks it has now may be among those pushed out; what comes behind them is not.
     lost = passed or (mine is None and request.again)
     if lost and marks.may_have_lost(client):
@@ -126,16 +142,20 @@ def earlier_answer(stored: bytes, client: str, request: WriteRequest) -> int | N
 
 def with_write(stored: bytes, client: str, request: WriteRequest, revision: int, most: int) -> bytes:
     """The marks after this write."""
-    if request.seq is None:
+    seq = request.seq
+    if seq is None:
         return stored
-    marks = _decoder.decode(stored) if stored else Marks([])
-    mine = marks.of(client)
-    if mine is None:
-        mine = ClientMarks(client, [Run(request.seq, revision)])
+    if not stored:
+        # What `Marks` with one client and one run looks like, made at once: every create of a client comes by here.
+        return _encoder.encode((((client, ((seq, revision, 1),)),), ()))
+    marks = _decoder.decode(stored)
+    last = marks.clients[-1]
+    # A floor above the write itself would forget it; the client that sent it cannot have meant that.
+    floor = min(request.floor, seq)
+    if last.client == client:
+        last.add(seq, revision, floor)
     else:
-        marks.clients.remove(mine)
-        # A floor above the write itself would forget it; the client that sent it cannot have meant that.
-        mine.add(request.seq, revision, min(request.floor, request.seq))
-    marks.clients.append(mine)
-    marks.push_out(most)
+        marks.put_last(client, seq, revision, floor)
+    if len(marks.clients) > most or len(marks.clients[-1].runs) > MOST_RUNS:
+        marks.push_out(most)
     return _encoder.encode(marks)

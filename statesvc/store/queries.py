@@ -12,6 +12,7 @@ import base64
 import binascii
 import operator
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 import msgspec
@@ -309,8 +310,12 @@ _NO_FILTERS = {"limit", "sort_by", "sort_desc"}
 
 def _is_exact(given: Filter, walk: Query) -> bool:
     asked = {name for name in Filter.__struct_fields__ if getattr(given, name)} - _NO_FILTERS
+    if given.statuses is not None:
+        asked.add("statuses")  # an empty list lets nothing pass
     if walk.term and walk.term[0] == f"label:{LINK}":
         return asked == {"where"} and len(given.where or ()) == 1
+    if walk.term and walk.term[0].startswith("label:"):
+        return asked == {"labels"} and len(given.labels or ()) == 1
     return asked <= (_DECIDED_BY.get(walk.term[0], set()) if walk.term else set())
 
 
@@ -373,33 +378,46 @@ def _id(place: Place) -> str:
     return place.id
 
 
-async def candidates(
+async def candidates(engine: Engine, planned: Plan, after: Place | None) -> AsyncGenerator[Row, None]:
+    """All rows of the plan's walk behind `after`, in order; records that lack the sort key come last."""
+    async with aclosing(steps(engine, planned, after)) as fetched:
+        async for rows in fetched:
+            for row in rows:
+                yield row
+
+
+async def steps(
     engine: Engine, planned: Plan, after: Place | None, wanted: int | None = None
-) -> AsyncGenerator[Row, None]:
-    """All rows of the plan's walk behind `after`, in order; records that lack the sort key come last. `wanted` is how
-    many the caller is likely to take."""
+) -> AsyncGenerator[list[Row], None]:
+    """The same, as they are fetched. `wanted` is how many the caller is likely to take."""
     order, walk = planned.order, planned.walk
     if after is None or after.key is not None:
-        async for row in walked(engine, walk, after, wanted):
-            yield row
+        async for rows in _walk_steps(engine, walk, after, wanted):
+            yield rows
         after = None
     if order.sort in NULLABLE_SORTS and walk.low is None and walk.high is None:
         lacking = msgspec.structs.replace(walk, missing=True)
-        async for row in walked(engine, lacking, after, wanted):
-            yield row
+        async for rows in _walk_steps(engine, lacking, after, wanted):
+            yield rows
 
 
-async def walked(
+async def walked(engine: Engine, walk: Query, after: Place | None = None) -> AsyncGenerator[Row, None]:
+    """All rows of one walk."""
+    async with aclosing(_walk_steps(engine, walk, after)) as fetched:
+        async for rows in fetched:
+            for row in rows:
+                yield row
+
+
+async def _walk_steps(
     engine: Engine, walk: Query, after: Place | None = None, wanted: int | None = None
-) -> AsyncGenerator[Row, None]:
-    """One walk, fetched a step at a time."""
+) -> AsyncGenerator[list[Row], None]:
     order = Order("id" if walk.missing else walk.sort, walk.descending)
     most = MOST_STEP if wanted is None else min(MOST_STEP, wanted + 1)
     step = min(FIRST_STEP, most)
     while True:
         rows = await engine.query(msgspec.structs.replace(walk, after=after, limit=step))
-        for row in rows:
-            yield row
+        yield rows
         if len(rows) < step:
             return
         after = place_of(rows[-1], order)

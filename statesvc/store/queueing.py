@@ -37,7 +37,8 @@ JITTER = 0.25
 
 BLOCKED = "blocked"
 
-_QUEUE_FIELDS = frozenset(QUEUE_FIELDS)
+_HOLDING_FIELDS = frozenset(QUEUE_FIELDS) - {"priority"}
+"""Fields that make more of a record's standing than its place in the order."""
 
 
 class Times(msgspec.Struct, gc=False):
@@ -65,7 +66,7 @@ def standing(
 ) -> Standing:
     """Where the record stands. One that depends on others is held back until they are found to have completed."""
     status = fields.get("status")
-    if fields.keys().isdisjoint(_QUEUE_FIELDS):
+    if fields.keys().isdisjoint(_HOLDING_FIELDS):
         if status in queue.claimable and "lease" not in fields:
             return Standing(ready=_place(priority, times.created, times.created))
         return NOT_QUEUED

@@ -2,23 +2,30 @@
 
 Owns when a lost race is run again, and what is said once the fate of a commit was not known. Must not know what a write
 does to a record, nor how an engine keeps it.
+
+Most writes win at the first attempt. That one is made without a task of its own: it is carried on by the loop's turn
+that brings the request, by the one that brings the row where one has to be read, and by the one that settles the
+commit. A task is made for whatever takes more than that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from statesvc_client.errors import Busy, Internal, Outcome, StateError
-from statesvc_client.wire import Fields
+from statesvc_client.wire import Create, Fields
 
-from ..backends.port import REMOVED, Key, Row, Stamp, Write
+from ..backends.port import REMOVED, Guess, Key, Result, Row, Stamp, Write
 from .batches import Batch
 from .kinds import Kind
 from .sequence import Turn
-from .writes import Caller, Subject
+from .writes import Caller, Subject, living
 
 if TYPE_CHECKING:
     from .store import PointWrite, Store
@@ -44,7 +51,11 @@ class Precedence(NamedTuple):
     """Whose requests are in order."""
 
 
-class Decided(NamedTuple):
+ALONE = Precedence()
+"""Of a write that nobody sent others before."""
+
+
+class Decided(Struct, gc=False):
     """What became of a request, once the batch `after` is committed."""
 
     row: Row | None = None
@@ -53,10 +64,34 @@ class Decided(NamedTuple):
     duplicate_of: int | None = None
 
 
+Tell = Callable[["Decided | Exception"], None]
+"""Is told, once, what became of a request. It must not raise: others are told behind it."""
+
+
 class Race:
     """One write on a shared engine: decided on what the record is being led to, and again for as long as others are
     faster. Once the fate of a commit was not known, the stored row tells: it is what was written, or carries its mark,
     or was changed by another, and then nobody can tell whether that one came before."""
+
+    __slots__ = (
+        "_batch",
+        "_caller",
+        "_expected",
+        "_fields",
+        "_foundation",
+        "_key",
+        "_kind",
+        "_made",
+        "_marked",
+        "_place",
+        "_precedence",
+        "_replayed",
+        "_request",
+        "_store",
+        "_tell",
+        "_turn",
+        "_unsure",
+    )
 
     def __init__(
         self,
@@ -68,6 +103,7 @@ class Race:
         fields: Fields,
         turn: Turn,
         precedence: Precedence,
+        tell: Tell,
         *,
         replayed: bool,
     ) -> None:
@@ -79,17 +115,127 @@ class Race:
         self._fields = fields
         self._turn = turn
         self._precedence = precedence
+        self._tell = tell
         self._replayed = replayed
         # A numbered write leaves its mark in the row it made: then the row itself tells whether it was taken.
         self._marked = bool(caller.client) and request.seq is not None
         self._unsure: list[Row] = []
         self._expected: Stamp | None = None
 
-    async def run(self) -> Decided:
-        for tried in range(ATTEMPTS):
+    # --- the first attempt -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin. What becomes of it is told, at once or later."""
+        self._turn.when_mine(self._lead)
+
+    def _lead(self) -> None:
+        """Decide on what the writes ahead lead to; or on what is likely to be stored, or else on what is."""
+        try:
+            self._turn.check_unspoiled()
+            if self._decided_on_pending():
+                return
+            made = self._decided_on_guess(0)
+            if made is not None:
+                self._commit(made, None)
+            else:
+                self._store.reads.ask(self._key, self._fetched)
+        except Exception as problem:  # noqa: BLE001 - whoever sent it is told
+            self._finish(problem)
+
+    def _fetched(self, row: Row | None, unread: StateError | None) -> None:
+        if unread is not None:
+            self._finish(unread)
+            return
+        try:
+            if not self._decided_on_pending():
+                self._try(row, None)
+        except Exception as problem:  # noqa: BLE001 - whoever sent it is told
+            self._finish(problem)
+
+    def _decided_on_pending(self) -> bool:
+        pending = self._store.commits.pending(self._key)
+        if pending is not None:
+            self._try(*pending)
+        elif not self._turn.is_first:
+            # Those ahead have just been settled, and may have to decide again.
+            self._go_on(self._run())
+        else:
+            return False
+        return True
+
+    def _try(self, row: Row | None, batch: Batch | None) -> None:
+        foundation = row if batch is not None else None
+        made = self._decide(None if row is not None and row.deleted == REMOVED else row)
+        if isinstance(made, Write):
+            self._commit(made, foundation)
+        elif batch is None and made.duplicate_of is None:
+            self._finish(made)
+        else:
+            self._go_on(self._run_after(self._answered(made, foundation, batch)))
+
+    def _commit(self, made: Write, foundation: Row | None) -> None:
+        self._precedence.check()
+        self._turn.decided(made.row, foundation)
+        self._made, self._foundation = made, foundation
+        batch = self._store.commits.add((made,))
+        self._batch, self._place = batch, len(batch.units) - 1
+        batch.listeners.append(self._settled)
+
+    def _settled(self) -> None:
+        failure = self._batch.failure
+        if failure is not None:
+            self._precedence.failed(failure)
+            self._finish(failure)
+        else:
+            self._take(self._batch.results[self._place])
+
+    def _take(self, result: Result) -> None:
+        if result == "applied":
+            self._turn.applied(self._foundation)
+            self._finish(Decided(self._made.row))
+        elif isinstance(result, StateError):
+            self._finish(result)
+        else:
+            self._note(result, self._made)
+            self._turn.undecided()
+            self._go_on(self._run())
+
+    def _finish(self, outcome: Decided | Exception) -> None:
+        problem = outcome.refused if isinstance(outcome, Decided) else outcome
+        if isinstance(problem, StateError):
+            self._turn.failed(problem)
+        self._turn.leave()
+        self._tell(outcome)
+
+    # --- whatever takes more ---------------------------------------------------------------------------------------
+
+    def _go_on(self, rest: Coroutine[Any, Any, Decided]) -> None:
+        self._store.go_on(self._finished(rest))
+
+    async def _finished(self, rest: Coroutine[Any, Any, Decided]) -> None:
+        outcome: Decided | Exception
+        try:
+            outcome = await rest
+        except Exception as problem:  # noqa: BLE001 - whoever sent it is told
+            outcome = problem
+        self._finish(outcome)
+
+    async def _run_after(self, attempt: Coroutine[Any, Any, Decided | None]) -> Decided:
+        decided = await attempt
+        return await self._run() if decided is None else decided
+
+    async def _run(self) -> Decided:
+        """Decide on what is stored, until it is taken or answered. Whatever was decided here on a row that lost its
+        race has lost as well: only what is stored counts then."""
+        for tried in range(1, ATTEMPTS):
             await stepped_back(tried)
             try:
-                decided = await self._attempt(*await (self._stored() if tried else self._leading()))
+                await self._turn.first()
+                made = self._decided_on_guess(tried)
+                if made is not None:
+                    decided = await self._committed(made)
+                else:
+                    decided = await self._attempt(await self._store.read(self._key))
             except StateError as problem:
                 raise in_doubt(problem) if self._unsure else problem from None
             if decided is not None:
@@ -97,49 +243,60 @@ class Race:
         outcome: Outcome = "unknown" if self._unsure else "not_applied"
         raise Busy(f"{self._kind.name} {self._key[1]} keeps changing; send the write again", outcome=outcome)
 
-    async def _leading(self) -> tuple[Row | None, Batch | None]:
-        """What the writes ahead lead to, decided and not yet committed; or what is stored, when there are none."""
-        await self._turn.mine()
-        row, batch = await self._store.leading(self._key)
-        if batch is None and not self._turn.is_first:
-            # Those ahead have just been settled, and may have to decide again.
-            return await self._stored()
-        return row, batch
-
-    async def _stored(self) -> tuple[Row | None, Batch | None]:
-        """Whatever was decided here on a row that lost its race has lost as well: only what is stored counts then."""
-        await self._turn.first()
-        return await self._store.read(self._key), None
-
-    async def _attempt(self, row: Row | None, batch: Batch | None) -> Decided | None:
+    async def _attempt(self, row: Row | None) -> Decided | None:
         """What became of it; None when it has to be decided again."""
-        store, key, foundation = self._store, self._key, row if batch is not None else None
-        row = None if row is not None and row.deleted == REMOVED else row
+        store = self._store
         written = self._turn.stood if self._unsure else None
         if written is not None or (row is not None and row in self._unsure):
             await store.engine.assure()
             return Decided(written or row)
+        if row is not None and all(store.made_before(row.uid, tried.uid) for tried in self._unsure):
+            # An older record stands there: what would have taken its place never came about.
+            self._unsure.clear()
         if self._is_overtaken(row):
-            why = f"{self._kind.name} {key[1]} was changed by another"
+            why = f"{self._kind.name} {self._key[1]} was changed by another"
             return Decided(refused=_perhaps_applied(why))
         made = self._decide(row)
         if not isinstance(made, Write):
-            return await self._answered(made, foundation, batch)
+            return await self._answered(made, None, None)
+        return await self._committed(made)
+
+    async def _committed(self, made: Write) -> Decided | None:
         self._precedence.check()
-        self._turn.decided(made.row, foundation)
-        result = await store.committed((made,), self._precedence.failed)
+        self._turn.decided(made.row)
+        result = await self._store.committed((made,), self._precedence.failed)
         if result == "applied":
-            self._turn.applied(foundation)
             return Decided(made.row)
+        self._note(result, made)
+        return None
+
+    def _note(self, result: Result, made: Write) -> None:
         if result == "unknown":
             self._unsure.append(made.row)
             self._expected = made.expects
-        return None
+
+    # --- deciding --------------------------------------------------------------------------------------------------
 
     def _is_overtaken(self, row: Row | None) -> bool:
         """Whether a commit of unknown fate can no longer be told from one that never was. To write again would be wrong
         even where nothing adds up: what another wrote in between would be undone by a write that came before it."""
         return bool(self._unsure) and not self._marked and (row and row.stamp) != self._expected
+
+    def _decided_on_guess(self, tried: int) -> Write | None:
+        """The write, decided without a read on what is most likely stored: its commit tells whether that is so. After a
+        lost race it is what was in the way. An answer is never read off a guess."""
+        store = self._store
+        if self._unsure or self._replayed or self._request.again:
+            return None
+        if tried and (not self._turn.is_first or store.commits.pending(self._key) is not None):
+            return None
+        guess = store.engine.guess(self._key)
+        if guess is None and not tried and isinstance(self._request, Create):
+            guess = Guess(None)  # what is created is most likely not there yet
+        if guess is None:
+            return None
+        made = self._decide(guess.row)
+        return made._replace(basis=guess.row) if isinstance(made, Write) else None
 
     def _decide(self, row: Row | None) -> Write | Decided:
         subject = Subject(self._kind, self._key[1], row)
@@ -169,28 +326,60 @@ class Race:
         await self._store.engine.assure()
         # Found by its mark after a commit of unknown fate: the record is the answer, unless others changed it since.
         is_ours = self._unsure and answer.row is not None and answer.row.revision == answer.duplicate_of
-        return answer._replace(duplicate_of=None) if is_ours else answer
+        return msgspec.structs.replace(answer, duplicate_of=None) if is_ours else answer
 
 
-async def read_in_line(store: Store, key: Key, turn: Turn) -> Row | None:
-    """The record as everything before leads to it, once that is committed; nothing that is sent after counts.
+class Look:
+    """One read in the line of its record: the record as everything before leads to it, once that is committed; nothing
+    that is sent after counts.
 
     What a commit leads to that may have been applied before this was asked for is not the answer: another daemon may
     have changed the record since, and said so.
     """
-    await turn.mine()
-    row, batch = await store.leading(key)
-    if not turn.is_first if batch is None else batch.begun:
-        await turn.first()
-        return await store.fetch(key)
-    turn.decided()
-    if batch is None or row is None:
-        return row
-    await batch.wait()
-    if batch.failure is None and batch.applied(row):
-        return None if row.deleted == REMOVED else row
-    await turn.first()
-    return await store.fetch(key)
+
+    __slots__ = ("_key", "_store", "_tell", "_turn")
+
+    def __init__(self, store: Store, key: Key, turn: Turn, tell: Tell) -> None:
+        self._store = store
+        self._key = key
+        self._turn = turn
+        self._tell = tell
+
+    def start(self) -> None:
+        self._turn.when_mine(self._lead)
+
+    def _lead(self) -> None:
+        if self._turn.is_first and self._store.commits.pending(self._key) is None:
+            # Everything before is settled, so it is in what is read from here on.
+            self._store.reads.ask(self._key, self._fetched)
+        else:
+            self._store.go_on(self._finished())
+
+    def _fetched(self, row: Row | None, problem: StateError | None) -> None:
+        self._finish(Decided(living(row)) if problem is None else problem)
+
+    def _finish(self, outcome: Decided | Exception) -> None:
+        self._turn.leave()
+        self._tell(outcome)
+
+    async def _finished(self) -> None:
+        outcome: Decided | Exception
+        try:
+            outcome = Decided(living(await self._read()))
+        except Exception as problem:  # noqa: BLE001 - whoever asked is told
+            outcome = problem
+        self._finish(outcome)
+
+    async def _read(self) -> Row | None:
+        pending = self._store.commits.pending(self._key)
+        if pending is not None and not pending[1].begun:
+            row, batch = pending
+            self._turn.decided()
+            await batch.wait()
+            if batch.failure is None and batch.applied(row):
+                return None if row.deleted == REMOVED else row
+        await self._turn.first()
+        return await self._store.fetch(self._key)
 
 
 async def stepped_back(tried: int) -> None:

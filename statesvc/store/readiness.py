@@ -108,22 +108,22 @@ class Fronts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._fronts: dict[str, Front] = {}
-        store.commits.added = self._added
         store.commits.failed = self.forget
 
     def of(self, kind: str) -> Front:
         front = self._fronts.get(kind)
         if front is None:
             front = self._fronts[kind] = Front(self._store, kind)
+            self._store.commits.added = self._added
         return front
 
     def _added(self, unit: Unit) -> None:
-        if self._fronts:
-            for write in unit:
-                front = self._fronts.get(write.row.kind)
-                if front is not None:
-                    front.noticed(write.row)
+        for write in unit:
+            front = self._fronts.get(write.row.kind)
+            if front is not None:
+                front.noticed(write.row)
 
     def forget(self) -> None:
         """What was decided did not happen, or everything was replaced: read anew."""
         self._fronts.clear()
+        self._store.commits.added = None

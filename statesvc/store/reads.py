@@ -7,6 +7,8 @@ begins after it was asked for, so whoever asks sees everything committed before.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from statesvc_client.errors import Internal, StateError
 
@@ -22,7 +24,8 @@ MOST_BYTES = 4 * 1024 * 1024
 LEAST_USUAL_BYTES = 4 * 1024
 """Large records are fetched a few at a time: an answer must not take longer than a call may."""
 
-Wanted = dict[Key, "asyncio.Future[Row | None]"]
+Take = Callable[["Row | None", "StateError | None"], None]
+"""Is given a row, or why it could not be read."""
 
 
 class Reads:
@@ -30,44 +33,69 @@ class Reads:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._wanted: Wanted = {}
+        self._wanted: dict[Key, list[Take]] = {}
         self._fetching: set[asyncio.Task[None]] = set()
         self._usual = LEAST_USUAL_BYTES
         """About what a record takes, lately."""
 
     async def get(self, key: Key) -> Row | None:
         """The newest committed row, tombstones included."""
-        found = self._wanted.get(key)
-        if found is None:
-            loop = asyncio.get_running_loop()
-            if not self._wanted:
-                loop.call_soon(self._fetch)
-            found = self._wanted[key] = loop.create_future()
-        # Several may wait for it: one that is cancelled must not take it from the others.
-        return await asyncio.shield(found)
+        found: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
+        self.ask(key, partial(_hand_over, found))
+        return await found
+
+    def ask(self, key: Key, take: Take) -> None:
+        """The same for one who does not wait: `take` is called when the row is there."""
+        takers = self._wanted.get(key)
+        if takers is not None:
+            takers.append(take)
+            return
+        if not self._wanted:
+            asyncio.get_running_loop().call_soon(self._fetch)
+        self._wanted[key] = [take]
 
     def _fetch(self) -> None:
         wanted, self._wanted = self._wanted, {}
         keys = list(wanted)
         together = max(1, min(MOST_KEYS, MOST_BYTES // self._usual))
         for start in range(0, len(keys), together):
-            some = {key: wanted[key] for key in keys[start : start + together]}
-            task = asyncio.get_running_loop().create_task(self._fetch_some(some), name="reads")
+            some = keys[start : start + together]
+            fetching = self._fetch_some(some, [wanted[key] for key in some])
+            task = asyncio.get_running_loop().create_task(fetching, name="reads")
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
 
-    async def _fetch_some(self, wanted: Wanted) -> None:
+    async def _fetch_some(self, keys: list[Key], takers: list[list[Take]]) -> None:
+        rows: list[Row | None] = [None] * len(keys)
+        problem: StateError | None = None
         try:
-            rows = await self._engine.get(list(wanted))
-        except StateError as problem:
-            for each in wanted.values():
-                each.set_exception(problem)
+            rows = await self._engine.get(keys)
+        except StateError as away:
+            problem = away
         except Exception as bug:
             log.exception("engine_failed", backend=self._engine.name)
-            for each in wanted.values():
-                each.set_exception(Internal(f"the engine failed: {type(bug).__name__}"))
-        else:
-            for each, row in zip(wanted.values(), rows, strict=True):
-                each.set_result(row)
-                size = 0 if row is None else len(row.body) + len(row.marks)
-                self._usual = max(LEAST_USUAL_BYTES, size, self._usual - self._usual // 8)
+            problem = Internal(f"the engine failed: {type(bug).__name__}")
+        self._note_sizes(rows)
+        for row, each in zip(rows, takers, strict=True):
+            for take in each:
+                self._hand(take, row, problem)
+
+    def _hand(self, take: Take, row: Row | None, problem: StateError | None) -> None:
+        """Let one have its row. A bug of its own is not paid for by those behind it."""
+        try:
+            take(row, problem)
+        except Exception:
+            log.exception("read_not_taken", backend=self._engine.name)
+
+    def _note_sizes(self, rows: list[Row | None]) -> None:
+        largest = max((len(row.body) + len(row.marks) for row in rows if row is not None), default=0)
+        self._usual = max(LEAST_USUAL_BYTES, largest, self._usual - self._usual // 8)
+
+
+def _hand_over(found: asyncio.Future[Row | None], row: Row | None, problem: StateError | None) -> None:
+    if found.done():
+        return  # nobody waits any more
+    if problem is None:
+        found.set_result(row)
+    else:
+        found.set_exception(problem)

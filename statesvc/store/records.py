@@ -18,7 +18,7 @@ from statesvc_client.wire import Fields, printable
 from ..backends.port import LINK, Keys, Row
 from . import clock
 from .kinds import Kind
-from .queueing import NOT_QUEUED, Times, standing
+from .queueing import Times, standing
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -27,10 +27,17 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
 """Seen in get, list and claim only."""
 
+_SECRET = SECRET.encode()
+
 OWN_BYTES = 4096
 """What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
 
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
+USUAL_PRIORITY = 1_000_000
+"""Whole numbers up to here need no closer look."""
+
+_TEXTS = frozenset({str})
+"""What the values of labels are of that can all be indexed."""
 
 
 def decode(body: bytes) -> Fields:
@@ -47,7 +54,7 @@ def encode(fields: Fields, most: int) -> bytes:
 
 def without_secrets(body: bytes) -> bytes:
     """The record for anyone but a reader: replies to writes, errors, events."""
-    if SECRET.encode() not in body:
+    if _SECRET not in body:
         return body
     fields = decode(body)
     fields.pop(SECRET, None)
@@ -64,18 +71,20 @@ def spelled_path(kind: Kind, names: list[str]) -> list[str]:
 
 
 def users_own(kind: Kind, fields: Fields) -> Fields:
-    """What a client may write: everything but the id and the managed fields."""
-    if fields.keys().isdisjoint(MANAGED):
-        own = dict(fields)
-    else:
-        own = {name: value for name, value in fields.items() if name not in MANAGED}
-    own.pop(kind.id_field, None)
-    return own
+    """What a client may write: everything but the id and the managed fields. Most send nothing else."""
+    if not fields.keys().isdisjoint(MANAGED):
+        fields = {name: value for name, value in fields.items() if name not in MANAGED}
+    if kind.id_field in fields:
+        fields = fields.copy()
+        del fields[kind.id_field]
+    return fields
 
 
 def identify(kind: Kind, envelope_id: str, fields: Fields, most: int) -> str:
     """The id a write means: in the envelope, in the record, or the same in both."""
     inner = fields.get(kind.id_field)
+    if (inner is None or inner == envelope_id) and 0 < len(envelope_id) <= most and envelope_id.isprintable():
+        return envelope_id
     if inner is not None and not isinstance(inner, str):
         raise BadRequest(f"{kind.id_field} must be a string, not a {type(inner).__name__}")
     if envelope_id and inner and envelope_id != inner:
@@ -95,26 +104,41 @@ def checked_id(kind: Kind, name: str, most: int) -> str:
 
 def index_keys(kind: Kind, fields: Fields, times: Times, before: Row | None, now: int) -> Keys:
     """What the engines index. A known field of the wrong type is refused here, by name."""
-    scheduled = fields.get("scheduledAt")
-    status, owner = _text(fields, "status"), _text(fields, "owner")
-    priority = _priority(fields.get("priority"))
-    queued = NOT_QUEUED if kind.queue is None else standing(kind.queue, fields, times, priority, before, now)
-    if queued.links and fields[kind.id_field] in fields["dependsOn"]:
-        raise BadRequest("dependsOn must not name the record itself: it would wait for ever")
-    links = _links(kind, fields, owner, before)
+    get = fields.get
+    status, node, owner = get("status"), get("nodeId"), get("owner")
+    scheduled, priority, labels = get("scheduledAt"), get("priority"), get("labels")
+    if type(status) is not str:
+        status = _text(status, "status")
+    if type(node) is not str:
+        node = _text(node, "nodeId")
+    if type(owner) is not str:
+        owner = _text(owner, "owner")
+    if priority is not None and (type(priority) is not int or not 0 <= priority <= USUAL_PRIORITY):
+        priority = _priority(priority)
+    links: tuple[str, ...] = ()
+    if owner or kind.indexed or "lease" in fields or (before is not None and has_links(before.keys)):
+        links = _links(kind, fields, owner, before)
+    ready: str | None = None
+    due: int | None = None
+    if kind.queue is not None:
+        ready, due, held_by = standing(kind.queue, fields, times, priority, before, now)
+        if held_by:
+            if fields[kind.id_field] in fields["dependsOn"]:
+                raise BadRequest("dependsOn must not name the record itself: it would wait for ever")
+            links = (*links, *held_by)
     return Keys(
-        created=times.created,
-        updated=times.updated,
-        status=status,
-        node=_text(fields, "nodeId"),
-        owner=owner,
-        started=times.started,
-        completed=times.completed,
-        scheduled=clock.parse(scheduled, "scheduledAt") if clock.given(scheduled) else None,
-        priority=priority,
-        labels=_labels(fields.get("labels"), (*links, *queued.links)),
-        ready=queued.ready,
-        due=queued.due,
+        times.created,
+        times.updated,
+        status or None,
+        node or None,
+        owner or None,
+        times.started,
+        times.completed,
+        clock.parse(scheduled, "scheduledAt") if scheduled is not None and clock.given(scheduled) else None,
+        priority,
+        () if labels is None and not links else _labels(labels, links),
+        ready,
+        due,
     )
 
 
@@ -125,7 +149,12 @@ LEASED = "leased"
 OWNED = "owned"
 
 
-def _links(kind: Kind, fields: Fields, owner: str | None, before: Row | None) -> list[str]:
+def has_links(keys: Keys) -> bool:
+    """Whether any of its labels are the rules' own: those sort before all others."""
+    return bool(keys.labels) and keys.labels[0][0] == LINK
+
+
+def _links(kind: Kind, fields: Fields, owner: str | None, before: Row | None) -> tuple[str, ...]:
     """What the rules look records up by, beside the queue's."""
     links = []
     lease = fields.get("lease")
@@ -133,18 +162,17 @@ def _links(kind: Kind, fields: Fields, owner: str | None, before: Row | None) ->
         links.append(LEASED)
         if "/" in lease["origin"]:
             links.append(f"origin={lease['origin']}")
-    if owner is not None and kind.swept_with_owner and "/" in owner:
+    if owner and kind.swept_with_owner and "/" in owner:
         links.append(OWNED)
     links += [f"{name}={fields[name]}" for name in kind.indexed if isinstance(fields.get(name), str)]
-    if before is not None and before.keys.labels and not before.deleted:
+    if before is not None and not before.deleted:
         links += [value for name, value in before.keys.labels if name == LINK and value.startswith(MADE)]
-    return links
+    return tuple(links)
 
 
-def _text(fields: Fields, name: str) -> str | None:
-    value = fields.get(name)
+def _text(value: Any, name: str) -> str | None:
     if value is None or isinstance(value, str):
-        return value or None
+        return value
     raise BadRequest(f"{name} must be a string, not a {type(value).__name__}")
 
 
@@ -159,8 +187,12 @@ def _priority(value: Any) -> int | float | None:
 def _labels(value: Any, links: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Labels with text values are indexed; others can still be filtered by. Links are the rules' own."""
     if not value and (value is None or isinstance(value, dict)):
-        return tuple((LINK, link) for link in sorted(links)) if links else ()
+        return tuple([(LINK, link) for link in sorted(links)]) if links else ()
     if not isinstance(value, dict):
         raise BadRequest(f"labels must be an object, not a {type(value).__name__}")
-    given = [(name, text) for name, text in value.items() if isinstance(text, str) and name != LINK]
-    return tuple(sorted([*given, *((LINK, link) for link in links)]))
+    if not links and LINK not in value and _TEXTS.issuperset(map(type, value.values())):
+        return tuple(sorted(value.items()))
+    given = [label for label in value.items() if type(label[1]) is str and label[0] != LINK]
+    given += [(LINK, link) for link in links]
+    given.sort()
+    return tuple(given)

@@ -12,6 +12,7 @@ import asyncio
 import bisect
 import itertools
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -25,10 +26,9 @@ class Turn:
 
     __slots__ = (
         "_client",
-        "_key",
+        "_line",
         "_reads",
         "_sender",
-        "_sequence",
         "_spoiled",
         "_woken",
         "foundation",
@@ -37,10 +37,9 @@ class Turn:
         "stood",
     )
 
-    def __init__(self, sequence: Sequence, number: int, key: Key, client: str, sender: object, *, reads: bool) -> None:
-        self._sequence = sequence
+    def __init__(self, line: _Line, number: int, client: str, sender: object, *, reads: bool) -> None:
+        self._line = line
         self.number = number
-        self._key = key
         self._client = client
         self._sender = sender
         self._reads = reads
@@ -59,13 +58,13 @@ class Turn:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         if isinstance(error, StateError):
             self.failed(error)
-        self._sequence.leave(self._key, self)
+        self.leave()
 
     def failed(self, error: StateError) -> None:
         """It did not get through. If it has to be sent again, nothing of its client may overtake it."""
         if error.stops_the_writer():
             # Those behind are told what went wrong first, not that this one was told of it.
-            self._sequence.spoil_behind(self._key, self, self._spoiled or error)
+            self._line.spoil_behind(self, self._spoiled or error)
 
     def spoil(self, client: str, failure: StateError) -> None:
         """A write ahead failed. Another of its client must not take effect before it was sent again."""
@@ -74,34 +73,55 @@ class Turn:
 
     async def mine(self) -> None:
         """Return when everything ahead is decided."""
-        await self._until(self._sequence.all_ahead_decided)
+        await self._until(self._line.all_ahead_decided)
 
     async def first(self) -> None:
         """Return when nothing is ahead: what is stored then is what everything before led to."""
-        self._sequence.undecided(self._key, self)
-        await self._until(self._sequence.is_first)
+        self.undecided()
+        await self._until(self._line.is_first)
 
-    async def _until(self, holds: Callable[[Key, Turn], bool]) -> None:
-        while not holds(self._key, self):
-            self._woken = asyncio.get_running_loop().create_future()
-            await self._woken
+    async def _until(self, holds: Callable[[Turn], bool]) -> None:
+        while not holds(self):
+            await self._wakes()
+        self.check_unspoiled()
+
+    def when_mine(self, go_on: Callable[[], None]) -> None:
+        """Call it when everything ahead is decided, at once if that is so."""
+        if self._line.all_ahead_decided(self):
+            go_on()
+        else:
+            self._wakes().add_done_callback(lambda _: self.when_mine(go_on))
+
+    def _wakes(self) -> asyncio.Future[None]:
+        self._woken = asyncio.get_running_loop().create_future()
+        return self._woken
+
+    def check_unspoiled(self) -> None:
         if self._spoiled is not None:
             raise Unavailable(f"an earlier write to the record failed: {self._spoiled.text}")
 
     @property
     def is_first(self) -> bool:
-        return self._sequence.is_first(self._key, self)
+        return self._line.is_first(self)
 
     def decided(self, row: Row | None = None, foundation: Row | None = None) -> None:
         """Those behind may decide on what this one leads to. `foundation`: what it was itself built on, while that is
         not settled."""
         self.row, self.foundation = row, foundation
-        self._sequence.decided(self._key, self)
+        self._line.decided(self)
+
+    def undecided(self) -> None:
+        """It has to decide again, before those behind it."""
+        self._line.undecide(self)
 
     def applied(self, foundation: Row | None) -> None:
         """It was committed: so was what it was built on, whatever was heard of that."""
         if foundation is not None:
-            self._sequence.stood(self._key, foundation)
+            self._line.stood(foundation)
+
+    def leave(self) -> None:
+        """It is over, well or badly."""
+        self._line.leave(self)
 
     def concerns(self, other: Turn) -> bool:
         """Whether another behind it has to mind it."""
@@ -119,14 +139,79 @@ class Turn:
 class _Line:
     """Those who want one record, in the order they came."""
 
-    __slots__ = ("by_row", "turns", "undecided")
+    __slots__ = ("_forget", "by_row", "turns", "undecided")
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self._forget = forget
+        """Is called when nobody wants the record any more."""
         self.turns: list[Turn] = []
         self.undecided: list[Turn] = []
         """The ones among them whose turn is still to come; a record may be wanted by thousands."""
         self.by_row: dict[int, Turn] = {}
         """Who tries to commit which row."""
+
+    def is_first(self, turn: Turn) -> bool:
+        for other in self.turns:
+            if other is turn:
+                return True
+            if other.concerns(turn):
+                return False
+        return True
+
+    def all_ahead_decided(self, turn: Turn) -> bool:
+        for other in self.undecided:
+            if other.number >= turn.number:
+                return True
+            if other.concerns(turn):
+                return False
+        return True
+
+    def decided(self, turn: Turn) -> None:
+        """Let the next one go on that has not decided; it wakes the one behind it when it has."""
+        self._take_out(turn)
+        if turn.row is not None:
+            self.by_row[id(turn.row)] = turn
+        self._wake()
+
+    def undecide(self, turn: Turn) -> None:
+        if turn not in self.undecided:
+            bisect.insort(self.undecided, turn, key=_number)
+
+    def _take_out(self, turn: Turn) -> None:
+        undecided = self.undecided
+        if undecided and undecided[0] is turn:
+            del undecided[0]
+        elif turn in undecided:
+            undecided.remove(turn)
+
+    def _wake(self) -> None:
+        if self.undecided:
+            self.undecided[0].wake()
+
+    def stood(self, row: Row) -> None:
+        """This very row was there: whoever tried to commit it did, and so did whoever that was built on."""
+        found: Row | None = row
+        while found is not None:
+            turn = self.by_row.get(id(found))
+            # A row that was given up may be gone, and another be where it was.
+            if turn is None or turn.row is not found or turn.stood is not None:
+                return
+            turn.stood, found = found, turn.foundation
+
+    def spoil_behind(self, turn: Turn, failure: StateError) -> None:
+        for other in self.turns:
+            if other.number > turn.number:
+                other.spoil(turn.client, failure)
+
+    def leave(self, turn: Turn) -> None:
+        self.turns.remove(turn)
+        if not self.turns:
+            self._forget()
+            return
+        self._take_out(turn)
+        if turn.row is not None and self.by_row.get(id(turn.row)) is turn:
+            del self.by_row[id(turn.row)]
+        self._wake()
 
 
 class Sequence:
@@ -137,74 +222,13 @@ class Sequence:
         self._numbers = itertools.count()
 
     def enter(self, key: Key, client: str = "", sender: object = None, *, reads: bool = False) -> Turn:
-        turn = Turn(self, next(self._numbers), key, client, sender, reads=reads)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line()
+            line = self._lines[key] = _Line(partial(self._lines.pop, key))
+        turn = Turn(line, next(self._numbers), client, sender, reads=reads)
         line.turns.append(turn)
         line.undecided.append(turn)
         return turn
-
-    def is_first(self, key: Key, turn: Turn) -> bool:
-        for other in self._lines[key].turns:
-            if other is turn:
-                return True
-            if other.concerns(turn):
-                return False
-        return True
-
-    def all_ahead_decided(self, key: Key, turn: Turn) -> bool:
-        for other in self._lines[key].undecided:
-            if other.number >= turn.number:
-                return True
-            if other.concerns(turn):
-                return False
-        return True
-
-    def decided(self, key: Key, turn: Turn) -> None:
-        """Let the next one go on that has not decided; it wakes the one behind it when it has."""
-        line = self._lines[key]
-        if turn in line.undecided[:1]:
-            del line.undecided[0]
-        elif turn in line.undecided:
-            line.undecided.remove(turn)
-        if turn.row is not None:
-            line.by_row[id(turn.row)] = turn
-        self._wake(line)
-
-    def undecided(self, key: Key, turn: Turn) -> None:
-        """It has to decide again, before those behind it."""
-        line = self._lines[key]
-        if turn not in line.undecided:
-            bisect.insort(line.undecided, turn, key=_number)
-
-    def _wake(self, line: _Line) -> None:
-        if line.undecided:
-            line.undecided[0].wake()
-
-    def stood(self, key: Key, row: Row) -> None:
-        """This very row was there: whoever tried to commit it did, and so did whoever that was built on."""
-        by_row = self._lines[key].by_row
-        found: Row | None = row
-        while found is not None and (turn := by_row.get(id(found))) is not None and turn.stood is None:
-            turn.stood, found = found, turn.foundation
-
-    def spoil_behind(self, key: Key, turn: Turn, failure: StateError) -> None:
-        for other in self._lines[key].turns:
-            if other.number > turn.number:
-                other.spoil(turn.client, failure)
-
-    def leave(self, key: Key, turn: Turn) -> None:
-        line = self._lines[key]
-        line.turns.remove(turn)
-        if turn in line.undecided:
-            line.undecided.remove(turn)
-        if turn.row is not None and line.by_row.get(id(turn.row)) is turn:
-            del line.by_row[id(turn.row)]
-        if line.turns:
-            self._wake(line)
-        else:
-            del self._lines[key]
 
 
 def _number(turn: Turn) -> int:

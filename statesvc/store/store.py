@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -49,11 +51,11 @@ from .clock import Clock, Stamper
 from .kinds import Kind, Kinds
 from .leases import Leases
 from .leasing import Kept
-from .racing import ATTEMPTS, Decided, Precedence, Race, in_doubt, read_in_line, stepped_back
+from .racing import ALONE, ATTEMPTS, Decided, Look, Precedence, Race, Tell, in_doubt, stepped_back
 from .reads import Reads
 from .records import checked_id, identify
 from .sequence import Sequence as Lines
-from .writes import Caller, Moment, Subject, living
+from .writes import Caller, Moment, Subject
 
 PointWrite = Create | Update | Delete | Renew | Release | Cancel | Retry | Emit
 
@@ -72,6 +74,9 @@ _DECISIONS: dict[type[WriteRequest], Callable[[Any, Fields, Subject, Caller, Mom
 }
 """What decides on a write to one record."""
 
+_WITHOUT_FIELDS = frozenset({Delete, Cancel, Retry, Emit})
+"""Writes that name a record and carry nothing for it."""
+
 
 class Store:
     """One namespace of records on one engine."""
@@ -85,7 +90,7 @@ class Store:
         clock: Clock | None = None,
     ) -> None:
         self.engine = engine
-        self.kinds = kinds or Kinds()
+        self.kinds = Kinds() if kinds is None else kinds
         self.limits = limits or Limits()
         self.commits = group_commit(engine)
         self.clock = clock or Clock()
@@ -93,10 +98,11 @@ class Store:
         self.token_floor = 0
         """Fencing tokens up to this one may have been given out in a life of the store that a restore has undone."""
         self._sequence = Lines()
-        self._reads = Reads(engine)
+        self.reads = Reads(engine)
+        self._going_on: set[asyncio.Task[None]] = set()
         self._stamper = Stamper()
-        life = os.urandom(8).hex()
-        self._uids = (f"{life}{number:x}" for number in itertools.count(1))
+        self._life = os.urandom(8).hex()
+        self._uids = (f"{self._life}{number:x}" for number in itertools.count(1))
 
     def start(self) -> None:
         self.commits.start()
@@ -110,9 +116,17 @@ class Store:
             self._stamper.text,
             self._uids.__next__,
             self.limits,
-            token_floor=self.token_floor,
-            is_silent=self.leases.is_silent,
+            random.random,
+            self.token_floor,
+            self.leases.is_silent,
         )
+
+    def made_before(self, uid: str, other: str) -> bool:
+        """Whether one uid is surely older than another: both were made here, one after the other."""
+        life = self._life
+        if not (uid.startswith(life) and other.startswith(life)):
+            return False
+        return int(uid.removeprefix(life), 16) < int(other.removeprefix(life), 16)
 
     async def cursor(self) -> str:
         """The place behind the newest committed entry of the log, as clients know it."""
@@ -124,18 +138,27 @@ class Store:
 
     # --- one record ------------------------------------------------------------------------------------------------
 
-    def get_now(self, request: Get) -> Decided:
+    def get_now(self, request: Get) -> tuple[Row | None, Batch | None]:
+        """The living record, on an immediate engine, and the commit it is in."""
         row, after = self.newest(self._named(request))
-        return Decided(living(row), after)
+        return (None if row is None or row.deleted else row), after
 
-    async def get(self, request: Get, sender: object = None) -> Decided:
+    async def get(self, request: Get) -> Decided:
+        told: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
+        self.get_soon(request, partial(_hand_over, told))
+        return await told
+
+    def get_soon(self, request: Get, tell: Tell, sender: object = None) -> None:
+        """The same for one who does not wait: what was found is told."""
         key = self._named(request)
-        with self._sequence.enter(key, sender=sender, reads=True) as turn:
-            return Decided(living(await read_in_line(self, key, turn)))
+        Look(self, key, self._sequence.enter(key, sender=sender, reads=True), tell).start()
 
     def _named(self, request: Request) -> Key:
         kind = self.kinds[request.kind]
-        return (kind.name, checked_id(kind, request.target, self.limits.id_chars))
+        named = request.job_id or "" if request.id is None else request.target
+        if not 0 < len(named) <= self.limits.id_chars or not named.isprintable():
+            named = checked_id(kind, named, self.limits.id_chars)
+        return (kind.name, named)
 
     def newest(self, key: Key) -> tuple[Row | None, Batch | None]:
         pending = self.commits.pending(key)
@@ -143,23 +166,21 @@ class Store:
             row, batch = pending
             return (None if row.deleted == REMOVED else row), batch
         stored = self.engine.peek(key)
-        return (stored if stored is None or not self.leases else self.leases.newest(stored)), None
+        return (stored if stored is None or not self.leases.seen else self.leases.newest(stored)), None
 
     def write_now(self, request: PointWrite, caller: Caller, *, replayed: bool = False) -> Decided:
         """Decide a write on an immediate engine. `replayed`: its seq has passed on this connection before."""
-        self.check_thawed()
+        if self.commits.bar is not None:
+            self.check_thawed()
         key, fields, kind = self.addressed(request)
         row, after = self.newest(key)
-        subject = Subject(kind, key[1], row)
         try:
-            decided = self._decide(request, fields, subject, caller, replayed=replayed)
+            decided = self.decide(request, fields, Subject(kind, key[1], row), caller, replayed=replayed)
         except StateError as refused:
             return Decided(after=after, refused=refused)
-        if isinstance(decided, int):
-            return Decided(row, after, duplicate_of=decided)
-        if decided is None:
-            return Decided(row, after)
-        return Decided(decided.row, self.commits.add((decided,)))
+        if type(decided) is Write:
+            return Decided(decided.row, self.commits.add((decided,)))
+        return Decided(row, after, duplicate_of=decided)  # type: ignore[arg-type]  # a revision, or nothing to do
 
     @property
     def frozen(self) -> bool:
@@ -175,48 +196,45 @@ class Store:
         if self.commits.bar is not None:
             raise Unavailable(self.commits.bar.why)
 
-    async def write(
+    async def write(self, request: PointWrite, caller: Caller, *, replayed: bool = False) -> Decided:
+        """Decide a write on a shared engine: again after every lost race, within a bound."""
+        told: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
+        self.write_soon(request, caller, partial(_hand_over, told), replayed=replayed)
+        return await told
+
+    def write_soon(
         self,
         request: PointWrite,
         caller: Caller,
+        tell: Tell,
         *,
         replayed: bool = False,
-        precedence: Precedence = Precedence(),  # noqa: B008 - a tuple of functions
-    ) -> Decided:
-        """Decide a write on a shared engine: again after every lost race, within a bound."""
+        precedence: Precedence = ALONE,
+    ) -> None:
+        """The same for one who does not wait: what became of it is told."""
         self.check_thawed()
         key, fields, kind = self.addressed(request)
-        with self._sequence.enter(key, caller.client, precedence.sender) as turn:
-            decided = await Race(self, request, caller, kind, key, fields, turn, precedence, replayed=replayed).run()
-            if decided.refused is not None:
-                turn.failed(decided.refused)
-            return decided
+        turn = self._sequence.enter(key, caller.client, precedence.sender)
+        Race(self, request, caller, kind, key, fields, turn, precedence, tell, replayed=replayed).start()
 
-    def decide(
-        self, request: PointWrite, fields: Fields, subject: Subject, caller: Caller, *, replayed: bool
-    ) -> Write | int | None:
-        return self._decide(request, fields, subject, caller, replayed=replayed)
+    def go_on(self, rest: Coroutine[Any, Any, None]) -> None:
+        """Let what takes more than a turn of the loop go on by itself."""
+        task = asyncio.get_running_loop().create_task(rest)
+        self._going_on.add(task)
+        task.add_done_callback(self._going_on.discard)
 
     async def read(self, key: Key) -> Row | None:
         """The stored row, once no commit of our own is under way for it: writers here take turns, they do not race."""
         while True:
             while (pending := self.commits.pending(key)) is not None:
                 await pending[1].wait()
-            row = await self._reads.get(key)
+            row = await self.reads.get(key)
             if self.commits.pending(key) is None:
                 return row
 
     async def fetch(self, key: Key) -> Row | None:
         """The row as it is stored by now, whatever is under way: everything committed before this call is in it."""
-        return await self._reads.get(key)
-
-    async def leading(self, key: Key) -> tuple[Row | None, Batch | None]:
-        """What the record is being led to: the newest row decided here, and the commit it is in; or the stored row."""
-        if (pending := self.commits.pending(key)) is None:
-            row = await self._reads.get(key)
-            if (pending := self.commits.pending(key)) is None:
-                return row, None
-        return pending
+        return await self.reads.get(key)
 
     async def commit(self, write: Write) -> Result:
         return await self.committed((write,))
@@ -249,15 +267,23 @@ class Store:
         outcome: Outcome = "not_applied"
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
-            row = await self.read(key)
-            kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
-            result = await self.commit(Write(kept.row, kept.row.stamp, None))
+            kept, basis = await self._renewal(request, kind, key, may_guess=outcome != "unknown")
+            result = await self.commit(Write(kept.row, kept.row.stamp, None, basis))
             if result == "applied":
                 self.leases.note(kept.row)
                 return kept, None
             if result == "unknown":
                 outcome = "unknown"
         raise Busy(f"{kind.name} {key[1]} keeps changing; send the renewal again", outcome=outcome)
+
+    async def _renewal(self, request: Renew, kind: Kind, key: Key, *, may_guess: bool) -> tuple[Kept, Row | None]:
+        """The renewal to commit, and the guess it was decided on, if it was. A refusal is never read off a guess."""
+        guess = self.engine.guess(key) if may_guess and self.commits.pending(key) is None else None
+        if guess is not None:
+            with suppress(StateError):
+                return leasing.renew_bare(request, Subject(kind, key[1], guess.row), self.moment()), guess.row
+        row = await self.read(key)
+        return leasing.renew_bare(request, Subject(kind, key[1], row), self.moment()), None
 
     # --- several records -------------------------------------------------------------------------------------------
 
@@ -302,22 +328,24 @@ class Store:
     def addressed(self, request: PointWrite) -> tuple[Key, Fields, Kind]:
         """Which record a write is about, and the fields it carries."""
         kind = self.kinds[request.kind]
-        if isinstance(request, (Delete, Cancel, Retry, Emit)):
+        if type(request) in _WITHOUT_FIELDS:
             return self._named(request), {}, kind
-        fields = writes.payload(request, kind)
+        fields = writes.payload(request, kind)  # type: ignore[arg-type]  # all others carry some
         if fields is None:
             if isinstance(request, Create) or (isinstance(request, Update) and not _changes_something(request)):
                 raise BadRequest(f"{'job' if kind.name == 'job' else 'record'} is required")
             fields = {}
-        return (kind.name, identify(kind, request.target, fields, self.limits.id_chars)), fields, kind
+        named = request.job_id or "" if request.id is None else request.target
+        return (kind.name, identify(kind, named, fields, self.limits.id_chars)), fields, kind
 
-    def _decide(
+    def decide(
         self, request: PointWrite, fields: Fields, subject: Subject, caller: Caller, *, replayed: bool
     ) -> Write | int | None:
         """The write to commit, None when there is nothing to do, or the revision it made when it came before."""
-        made = self.earlier_answer(request, subject.row, caller)
-        if made is not None:
-            return made
+        if subject.row is not None and request.seq is not None and caller.client:
+            made = marks.earlier_answer(subject.row.marks, caller.client, request)
+            if made is not None:
+                return made
         if replayed:
             raise Conflict(f"write {request.seq} came before on this connection and was answered then")
         return _DECISIONS[type(request)](request, fields, subject, caller, self.moment())
@@ -327,6 +355,15 @@ class Store:
         if row is None or not caller.client:
             return None
         return marks.earlier_answer(row.marks, caller.client, request)
+
+
+def _hand_over(told: asyncio.Future[Decided], outcome: Decided | Exception) -> None:
+    if told.done():
+        return  # nobody waits any more
+    if isinstance(outcome, Decided):
+        told.set_result(outcome)
+    else:
+        told.set_exception(outcome)
 
 
 def _changes_something(request: Update) -> bool:

@@ -23,6 +23,10 @@ from .together import in_order
 from .turns import Turns
 from .writes import Caller, Subject
 
+PROBE = 25
+"""Records brought forward before the others on a shared engine, as if all of them were new: what the narrowest engine
+commits in one call. If they are, so most likely are the others, and none is read."""
+
 TOGETHER = 100
 """Records brought forward side by side on a shared engine: one read, and one commit or a few."""
 
@@ -54,6 +58,8 @@ class _Sync:
         self._rejected: list[tuple[str, StateError]] = []
         self._batches: list[Batch] = []
         self._turns = Turns()
+        self._all_new = not (request.again or store.engine.immediate)
+        """Whether nothing of it was found to be there yet. A sync that is sent again most likely finds itself."""
 
     async def run(self) -> SyncReport:
         self._store.check_thawed()
@@ -89,14 +95,15 @@ class _Sync:
 
     async def _bring_all_forward(self, sent: dict[str, Fields]) -> None:
         """One after the other; where every record is a journey, a good number of them together."""
-        together = 1 if self._store.engine.immediate else TOGETHER
-        names = list(sent)
-        for start in range(0, len(names), together):
-            some = names[start : start + together]
+        names, done = list(sent), 0
+        while done < len(names):
+            together = 1 if self._store.engine.immediate else TOGETHER if done or not self._all_new else PROBE
+            some = names[done : done + together]
             if together == 1:
                 await self._bring_forward(some[0], sent[some[0]])
             else:
                 await in_order(self._bring_forward(name, sent[name]) for name in some)
+            done += together
             await self._turns.pause()
 
     async def _bring_forward(self, name: str, fields: Fields) -> None:
@@ -104,7 +111,7 @@ class _Sync:
             return writes.sync(self._request, fields, subject, self._caller, self._store.moment())
 
         try:
-            await self._change(name, decide)
+            await self._change(name, decide, may_be_new="uid" not in fields)
         except StateError as refused:
             if refused.stops_the_writer():
                 raise
@@ -148,18 +155,28 @@ class _Sync:
             return None
         return writes.bury(self._request, row, self._caller, self._store.moment())
 
-    async def _change(self, name: str, decide: Callable[[Subject], Write | None]) -> None:
+    async def _change(self, name: str, decide: Callable[[Subject], Write | None], *, may_be_new: bool = False) -> None:
         """One record: decide, commit, count; on a shared engine again after every lost race."""
         store, key = self._store, (self._kind.name, name)
         unsure: list[Row] = []
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
-            row, after = store.newest(key) if store.engine.immediate else (await store.read(key), None)
+            row: Row | None = None
+            after: Batch | None = None
+            guessed = may_be_new and self._all_new and not tried and store.commits.pending(key) is None
+            if not guessed:
+                row, after = store.newest(key) if store.engine.immediate else (await store.read(key), None)
+                self._all_new = self._all_new and row is None
             if row in unsure:
                 await store.engine.assure()
                 self._applied += 1
                 return
-            write = None if self._was_decided(row) else decide(Subject(self._kind, name, row))
+            try:
+                write = None if self._was_decided(row) else decide(Subject(self._kind, name, row))
+            except StateError:
+                if guessed:
+                    continue  # nothing but a write is decided on a guess
+                raise
             if write is None:
                 self._unchanged += 1
                 self._depend_on(after)
@@ -174,6 +191,7 @@ class _Sync:
                 return
             if result == "unknown":
                 unsure.append(write.row)
+            self._all_new = False
         raise Busy(f"{self._kind.name} {name} keeps changing; send the sync again")
 
     def _depend_on(self, batch: Batch | None) -> None:

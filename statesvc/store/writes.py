@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -19,11 +20,11 @@ from statesvc_client.spelling import MANAGED
 from statesvc_client.wire import Create, Delete, Emit, Fields, Limits, Sync, Update
 from statesvc_client.wire import Write as WriteRequest
 
-from ..backends.port import LINK, Event, Keys, Row, Was, Write
+from ..backends.port import LINK, Event, Keys, Row, Stamp, Was, Write
 from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .queueing import Times
-from .records import OWN_BYTES, encode, index_keys, spelled, spelled_path, users_own, without_secrets
+from .records import OWN_BYTES, encode, index_keys, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
 
 MOST_PATHS = 256
@@ -44,7 +45,7 @@ NOBODY = Caller(said_hello=True)
 """Who the daemon itself is, when it writes on its own account."""
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, gc=False):
     """When a decision is made, and what it may draw on."""
 
     now: int
@@ -58,7 +59,7 @@ class Moment(NamedTuple):
     """Whether the holder of this row's lease gave no sign of life for its ttl."""
 
 
-class Subject(NamedTuple):
+class Subject(msgspec.Struct, gc=False):
     """The record a write is about, as it is now."""
 
     kind: Kind
@@ -85,7 +86,7 @@ class CarriesRecord(Protocol):
 def payload(request: CarriesRecord, kind: Kind) -> Fields | None:
     """The fields a write carries, in their own spelling."""
     given = request.job if request.job is not None else request.record
-    return None if given is None else spelled(kind, given)
+    return None if given is None else kind.spelling.of_fields(given)
 
 
 _USERS_OWN = (Create, Update, Sync)
@@ -103,7 +104,8 @@ OWN_EVENTS = frozenset({"created", "updated", "status", "deleted", "claimed", "r
 
 
 def create(request: Create, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:
-    if subject.living is not None:
+    row = subject.row
+    if row is not None and not row.deleted:
         raise Exists(f"{subject.kind.name} already exists")
     return born(request, fields, subject, caller, moment)
 
@@ -118,32 +120,39 @@ def born(
     lease: Leased | None = None,
 ) -> Write:
     """A new record. Its uid is new even where a tombstone lies; marks of the earlier life stay with the id."""
-    kind = subject.kind
+    kind, now = subject.kind, moment.now
     record: Fields = {kind.id_field: subject.id, **users_own(kind, fields)}
     if lease is not None:
         lease.put_into(record)
     status = _status_of(kind, record)
-    times = _birth_times(kind, fields, status, moment)
+    shown = moment.text(now)
+    times = Times(now, now)
     record["uid"] = moment.new_uid()
     record["revision"] = 1
+    record["createdAt"] = shown
+    # Nearly all are made with no times of their own, in a state that notes none.
+    if not fields.keys().isdisjoint(GIVEN_AT_BIRTH) or (kind.lifecycle is not None and status in kind.lifecycle.timed):
+        _put_birth_times(record, times, kind, fields, status, moment)
+    record["updatedAt"] = shown
+    happened = Event("created", now, None, status)
+    return written(request, subject, record, times, happened, caller, moment, token=lease.token if lease else None)
+
+
+def _put_birth_times(
+    record: Fields, times: Times, kind: Kind, fields: Fields, status: str | None, moment: Moment
+) -> None:
+    """The times a client gave, and those of the state a record begins in."""
+    if not fields.keys().isdisjoint(GIVEN_AT_BIRTH):
+        given = {name: clock.parse(fields[name], name) for name in GIVEN_AT_BIRTH if clock.given(fields.get(name))}
+        times.created = given.get("createdAt", moment.now)
+        times.started, times.completed = given.get("startedAt"), given.get("completedAt")
+    if kind.lifecycle is not None and status in kind.lifecycle.timed:
+        _enter(kind, status, fields, times, moment)
     record["createdAt"] = _shown(fields, "createdAt", times.created, moment)
     if times.started is not None:
         record["startedAt"] = _shown(fields, "startedAt", times.started, moment)
     if times.completed is not None:
         record["completedAt"] = _shown(fields, "completedAt", times.completed, moment)
-    record["updatedAt"] = moment.text(times.updated)
-    happened = Event("created", moment.now, None, status)
-    return written(request, subject, record, times, happened, caller, moment, token=lease.token if lease else None)
-
-
-def _birth_times(kind: Kind, fields: Fields, status: str | None, moment: Moment) -> Times:
-    times = Times(moment.now, moment.now)
-    if not fields.keys().isdisjoint(GIVEN_AT_BIRTH):
-        given = {name: clock.parse(fields[name], name) for name in GIVEN_AT_BIRTH if clock.given(fields.get(name))}
-        times.created = given.get("createdAt", moment.now)
-        times.started, times.completed = given.get("startedAt"), given.get("completedAt")
-    _enter(kind, status, fields, times, moment)
-    return times
 
 
 # --- update --------------------------------------------------------------------------------------------------------
@@ -159,11 +168,23 @@ def update(request: Update, fields: Fields, subject: Subject, caller: Caller, mo
         # A record of another's making has revision 0; whoever wants to make one must not change it.
         raise conflict(row, f"{subject.kind.name} is there already")
     own = users_own(subject.kind, fields)
-    before = decode_record(row.body)
+    after = decode_record(row.body)
     if request.token is not None:
-        check_token(row, before, request.token, moment)
-    after = _patched(request, own, before, subject.kind, caller)
+        check_token(row, after, request.token, moment)
+    if request.set is None and request.inc is None and request.append is None and _is_flat(own):
+        after.update(own)
+    else:
+        after = _patched(request, own, after, subject.kind, caller)
     return moved(request, row, after, subject, caller, moment, move="step" if caller.said_hello else "whole", given=own)
+
+
+_FLAT = frozenset({str, int, float, bool})
+"""Types of values that no patch looks into. None is not among them: it takes a field away."""
+
+
+def _is_flat(fields: Fields) -> bool:
+    """Whether they only put plain values in the place of others: then every way to patch comes to the same."""
+    return _FLAT.issuperset(map(type, fields.values()))
 
 
 def check_token(row: Row, record: Fields, token: int, moment: Moment) -> Fields:
@@ -196,6 +217,8 @@ def _birth_fields(fields: Fields) -> Fields:
 
 def _patched(request: Update, own: Fields, before: Fields, kind: Kind, caller: Caller) -> Fields:
     after = patch.merge(before, own) if caller.said_hello else {**before, **own}
+    if request.set is None and request.inc is None and request.append is None:
+        return after
     if sum(len(changes or ()) for changes in (request.set, request.inc, request.append)) > MOST_PATHS:
         raise BadRequest(f"an update changes at most {MOST_PATHS} paths; put more into its record")
     for changes, change in (
@@ -242,19 +265,29 @@ def moved(
     new = old if old is not None and after.get("status") == old else _status_of(kind, after)
     if new is None and old is not None and kind.lifecycle is not None:
         new = after["status"] = old
-    times = Times(keys.created, max(moment.now, keys.updated), keys.started, keys.completed)
-    times.started = _first_given(times.started, given, "startedAt")
-    times.completed = _first_given(times.completed, given, "completedAt")
-    happened = Event(event or "updated", moment.now)
-    if new != old:
-        _check_transition(kind, old, new, move)
-        _leave(kind, old, new, times)
-        _enter(kind, new, given, times, moment)
-        happened = Event(event or "status", moment.now, old, new)
+    now = moment.now
+    times = Times(keys.created, max(now, keys.updated), keys.started, keys.completed)
+    if "startedAt" in given:
+        times.started = _first_given(times.started, given, "startedAt")
+    if "completedAt" in given:
+        times.completed = _first_given(times.completed, given, "completedAt")
+    if new == old:
+        happened = Event(event or "updated", now)
+    else:
+        happened = Event(event or "status", now, old, new)
+        lifecycle = kind.lifecycle
+        if lifecycle is not None:
+            if (old, new) not in lifecycle.onward:
+                _check_transition(kind, old, new, move)
+                _leave(kind, old, new, times)
+            if new in lifecycle.timed:
+                _enter(kind, new, given, times, moment)
     after["revision"] = row.revision + 1
     after["updatedAt"] = moment.text(times.updated)
-    _show_time(after, "startedAt", keys.started, times.started, given, moment)
-    _show_time(after, "completedAt", keys.completed, times.completed, given, moment)
+    if times.started != keys.started or (times.started is None and "startedAt" in after):
+        _show_time(after, "startedAt", keys.started, times.started, given, moment)
+    if times.completed != keys.completed or (times.completed is None and "completedAt" in after):
+        _show_time(after, "completedAt", keys.completed, times.completed, given, moment)
     return written(request, subject, after, times, happened, caller, moment, token=token)
 
 
@@ -285,6 +318,8 @@ def _status_of(kind: Kind, record: Fields) -> str | None:
     status = record.get("status")
     if kind.lifecycle is None:
         return status if isinstance(status, str) else None
+    if type(status) is str and status in kind.lifecycle.edges:
+        return status
     if status is None or status == "":
         record.pop("status", None)
         return None
@@ -441,31 +476,34 @@ def written(
     token: int | None = None,
 ) -> Write:
     """The write that makes `record` the newest revision."""
-    before = subject.row
-    revision = record["revision"]
+    kind, before, revision, limits = subject.kind, subject.row, record["revision"], moment.limits
+    most = limits.record_bytes if isinstance(request, _USERS_OWN) else limits.record_bytes + OWN_BYTES
     row = Row(
-        kind=subject.kind.name,
-        id=subject.id,
-        uid=record["uid"],
-        revision=revision,
-        keys=index_keys(subject.kind, record, times, before, moment.now),
-        body=encode(record, moment.limits.record_bytes + (0 if isinstance(request, _USERS_OWN) else OWN_BYTES)),
-        marks=_marked(request, before, revision, caller, moment),
-        token=token or (0 if before is None else before.token),
+        kind.name,
+        subject.id,
+        record["uid"],
+        revision,
+        index_keys(kind, record, times, before, moment.now),
+        encode(record, most),
+        _marked(request, before, revision, caller, moment),
+        0,
+        token or (0 if before is None else before.token),
     )
     if before is None:
-        return Write(row, None, happened)
-    return Write(row, before.stamp, _with_what_was(happened, before, row))
+        return _write((row, None, happened, None))
+    old, new = before.keys, row.keys
+    if not before.deleted and (old.node != new.node or old.owner != new.owner or old.labels != new.labels):
+        happened = _with_what_was(happened, old, new)
+    return _write((row, (before.uid, before.revision), happened, None))
 
 
-def _with_what_was(happened: Event, before: Row, after: Row) -> Event:
+_write: Callable[[tuple[Row, Stamp | None, Event, None]], Write] = partial(tuple.__new__, Write)
+"""Makes a write, in a third of the time that calling its class takes."""
+
+
+def _with_what_was(happened: Event, old: Keys, new: Keys) -> Event:
     """Whoever follows through a filter must be told when a record leaves it."""
-    old, new = before.keys, after.keys
-    if before.deleted or (
-        old.node == new.node
-        and old.owner == new.owner
-        and (old.labels == new.labels or _users_labels(old) == _users_labels(new))
-    ):
+    if old.node == new.node and old.owner == new.owner and _users_labels(old) == _users_labels(new):
         return happened
     return msgspec.structs.replace(happened, was=Was(old.node, old.owner, _users_labels(old)))
 
@@ -476,6 +514,6 @@ def _users_labels(keys: Keys) -> tuple[tuple[str, str], ...]:
 
 def _marked(request: WriteRequest | None, row: Row | None, revision: int, caller: Caller, moment: Moment) -> bytes:
     stored = b"" if row is None else row.marks
-    if request is None or not caller.client:
+    if request is None or request.seq is None or not caller.client:
         return stored
     return marks.with_write(stored, caller.client, request, revision, moment.limits.marks_clients)

@@ -171,6 +171,15 @@ def test_a_proxy_of_the_environment_is_taken(monkeypatch) -> None:
     assert find(Access(region="us-east-1")).proxy is None
 
 
+async def test_a_proxy_of_the_environment_is_gone_through(monkeypatch) -> None:
+    identify(monkeypatch)
+    witness = Witness()
+    with answering(witness) as played:
+        monkeypatch.setenv("HTTP_PROXY", played.url)
+        await one_call("http://dynamodb.test:8000", "us-east-1")
+    assert [request.path.rstrip("/") for request in witness.requests] == ["http://dynamodb.test:8000"]
+
+
 # --- credentials ------------------------------------------------------------------------------------------------------
 
 

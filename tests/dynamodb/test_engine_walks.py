@@ -114,6 +114,8 @@ async def test_each_operation_costs_the_calls_that_are_promised(place: Place):
         }
         assert await cost(engine.history(rows[0].key, "", 10)) == {"BatchGetItem": 1}
         cursor = await engine.position()
+        assert await cost(engine.read_log(cursor, 10)) == {}, "a look around was just made"
+        engine._life.tails.looked_at -= 1
         assert await cost(engine.read_log(cursor, 10)) == {"Query": 1}
         assert await cost(engine.read_log("", 1000)) == {}
         assert await cost(engine.position_for_queries()) == {}

@@ -18,7 +18,9 @@ from statesvc.backends.dynamodb.tables import Wanted, definition
 from statesvc.config.model import Dynamodb
 from tests.dynamodb import servers
 from tests.dynamodb.asking import calling, get, make_table, put, until
-from tests.dynamodb.servers import ROOT, Moto, Tables, TroubledEndpoint
+from tests.dynamodb.engines import place_at, whole_log
+from tests.dynamodb.servers import ROOT, Moto, Program, Tables, TroubledEndpoint
+from tests.engines.rows import after, fill, hidden, removed, row
 
 pytestmark = pytest.mark.skipif(servers.elsewhere() is not None, reason="these are about the servers the tests start")
 
@@ -367,6 +369,22 @@ server = Moto()
 print(server.pid, flush=True)
 sys.stdin.readline()
 """
+
+
+async def test_the_endpoint_for_measuring_keeps_single_records_as_dynamodb_does(tables: Tables) -> None:
+    """What is measured against it is what a daemon does: nothing of it may be refused, lost or answered otherwise."""
+    program = Program("tests.dynamodb.canned")
+    try:
+        async with place_at(program.url, tables) as place, place.opened() as engine, place.opened() as other:
+            rows = await fill(engine, [row(f"job-{n}", labels=(("x", "y"),)) for n in range(30)])
+            assert await other.get([each.key for each in rows]) == rows
+            step, quiet = after(rows[0]), hidden(rows[1], token=3)
+            assert await other.commit([(step,), (quiet,)]) == ["applied"] * 2
+            assert await engine.commit([(after(rows[0]),), (removed(rows[2]),)]) == ["conflict", "applied"]
+            assert await engine.get([each.key for each in rows[:3]]) == [step.row, quiet.row, None]
+            assert [entry.row for entry in await whole_log(engine)] == [*rows, step.row]
+    finally:
+        program.end()
 
 
 async def test_a_server_ends_with_whoever_started_it() -> None:

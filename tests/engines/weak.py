@@ -132,11 +132,11 @@ class WeakStorage:
         self._queries = 0
 
     def apply(self, unit: Unit) -> Result:
-        for row, expects, _ in unit:
+        for row, expects, _, _ in unit:
             stored = self.rows.get(row.key)
             if (None if stored is None else stored.stamp) != expects:
                 return "conflict"
-        for row, _, event in unit:
+        for row, _, event, _ in unit:
             self._store(row, event)
         return "applied"
 

@@ -201,7 +201,7 @@ class Careless(WeakEngine):
     def _attempt(self, unit: Unit) -> Result:
         result = super()._attempt(unit)
         if result == "conflict" and self.storage.chance.random() < 0.5:
-            for row, _, event in unit:
+            for row, _, event, _ in unit:
                 self.storage._store(row, event)
             return "applied"
         return result

@@ -11,6 +11,7 @@ import pytest
 from statesvc.backends.port import Query, Row, Write
 from statesvc.backends.redis import commits, seen
 from statesvc.backends.redis.engine import RedisEngine
+from statesvc.backends.redis.guesses import Guesses
 from statesvc_client.errors import Unavailable
 from tests.engines.rows import after, born, fill, row
 from tests.redis.conftest import LinkTo
@@ -194,7 +195,7 @@ async def test_what_was_read_or_made_since_the_epoch_changed_may_be_built_on(ser
 async def test_stamps_are_forgotten_when_there_are_too_many_or_nobody_needs_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(seen, "MOST_STAMPS", 2)
     rows = [row(name) for name in "abc"]
-    parts = commits.parts([(after(each),) for each in rows])
+    parts = commits.parts([(after(each),) for each in rows], Guesses().digest)
     watched = seen.Seen()
     assert watched.unfounded(parts) == []
     watched.began_anew()

@@ -130,6 +130,15 @@ async def test_a_frame_that_is_too_long_ends_the_connection_after_its_reply(engi
     assert (await other.receive())["success"]
 
 
+async def test_a_frame_that_is_too_long_behind_one_that_is_answered_at_once_is_told(engine: Engine, start: Start):
+    daemon = await start(engine, limits=Limits(frame_bytes=8192, record_bytes=4096))
+    talker = await daemon.talker()
+    talker.send_raw(b'{"op":"ping","requestId":1}\n' + b"x" * 10_000)
+    assert (await talker.receive())["requestId"] == 1
+    assert (await talker.receive())["code"] == "too_large"
+    await ended(talker)
+
+
 async def test_a_frame_of_too_many_values_ends_the_connection_after_its_reply(engine: Engine, start: Start):
     daemon = await start(engine, limits=Limits(frame_values=1000))
     talker, other = await daemon.talker(), await daemon.talker()

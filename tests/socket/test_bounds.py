@@ -93,6 +93,24 @@ async def test_records_waiting_for_a_commit_are_bounded_by_their_bytes_over_all_
         assert [reply["success"] for reply in await talker.receive_all(2)] == [True, True]
 
 
+@pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
+async def test_small_requests_that_make_large_rows_wait_for_their_commit(start, faulty):
+    """What they are answered is small as well, because secrets are not told: only the rows are large."""
+    daemon = await start(faulty)
+    talker = await daemon.talker()
+    await talker.ok("create", job={"uuid": "a", "secretEnvironment": {"pad": "x" * 4_000_000}})
+    faulty.hold()
+    talker.send(*({"op": "update", "jobId": "a", "job": {"n": number}} for number in range(32)))
+    seen, commits = 0, daemon.store.commits
+    for _ in range(100):
+        await asyncio.sleep(0.005)
+        batches = [commits._filling, *([] if commits._under_way is None else [commits._under_way])]
+        seen = max(seen, *(batch.bytes for batch in batches))
+    faulty.let_go()
+    assert 0 < seen <= FULL_BYTES + 8 * 1024 * 1024
+    assert all(reply["success"] for reply in await talker.receive_all(32))
+
+
 async def test_a_replacing_sync_sent_again_leaves_alone_what_its_client_wrote_since(daemon: Daemon):
     first = await daemon.client("y")
     sync = {"jobs": [{"uuid": "k1", "nodeId": "n1"}], "scope": {"nodeId": "n1"}, "mode": "replace"}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from statesvc.backends.port import Event, Query, Write
-from statesvc.backends.sqlite import SqliteEngine
+from statesvc.backends.sqlite import SqliteEngine, applying
+from statesvc.backends.sqlite.cache import cost
 from statesvc.backends.sqlite.files import Checkpoints
+from statesvc.backends.sqlite.log import PAGE_BYTES, PAGES_BESIDE, Change, LogFile
+from statesvc.backends.sqlite.wal import frames
 from statesvc.store.store import Store
 from statesvc.store.writes import Caller
 from statesvc_client.errors import NoSpace
 from statesvc_client.wire import Create
 from tests.engines.rows import after, buried, commit, fill, row
+from tests.sqlite.filling import opened
 
 AGENT = Caller(said_hello=True)
 
@@ -82,6 +89,64 @@ async def test_a_long_wal_is_moved_into_its_file_while_commits_go_on(engine, mon
         longest = max(longest, wal.stat().st_size)
     await store.stop()
     assert longest < 4 * 50 * 4120, "the WAL grows although nothing holds it"
+
+
+@pytest.fixture
+async def unhurried(tmp_path, monkeypatch):
+    """An engine that applies only what somebody waits for, five records at the latest."""
+    monkeypatch.setattr(applying, "PACE_BYTES", 5 * cost(row("a0")))
+    monkeypatch.setattr(applying, "RETRY_SECONDS", 0.01)
+    async with opened(tmp_path, apply_seconds=600) as engine:
+        yield engine
+
+
+async def test_commits_wait_for_the_state_once_much_waits_to_be_applied(unhurried, monkeypatch):
+    state, go_on = unhurried._files.state, threading.Event()
+    truly = state.apply
+
+    def held_up(*arguments: Any) -> None:
+        assert go_on.wait(30)
+        truly(*arguments)
+
+    monkeypatch.setattr(state, "apply", held_up)
+    await fill(unhurried, [row(f"a{number}") for number in range(5)])
+    late = asyncio.create_task(fill(unhurried, [row("late")]))
+    while not unhurried._applying._waiters:
+        await asyncio.sleep(0)
+    assert unhurried.peek(("job", "late")) is None
+    go_on.set()
+    await late
+    assert unhurried._applying.entries == 1
+
+
+async def test_commits_do_not_wait_for_a_state_that_cannot_follow(unhurried, monkeypatch):
+    def full(*_: Any) -> None:
+        raise apsw.FullError("disk full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(unhurried._files.state, "apply", full)
+        for begin in (0, 5, 10):
+            await fill(unhurried, [row(f"a{number}") for number in range(begin, begin + 5)])
+        assert unhurried._applying.stuck
+        assert unhurried._applying.entries == 15
+    while unhurried._applying.stuck:
+        await asyncio.sleep(0.001)
+    assert await unhurried.check() == []
+
+
+def test_a_commit_writes_no_more_pages_than_are_reckoned_for_it(tmp_path):
+    log = LogFile(tmp_path / "log.db", "FULL", new=True)
+    try:
+        for number in range(300):
+            known, total = frames(log.db), log.total
+            body = b"x" * (0, 1, 4100, 50_000, 1_000_000)[number % 5 if number % 50 == 4 else number % 4]
+            log.append([Change(Event("created", number), replace(row(f"job-{number}"), body=body))])
+            written = frames(log.db) - known
+            assert written <= (log.total - total) // PAGE_BYTES + PAGES_BESIDE, len(body)
+            if number % 100 == 99:
+                log.shorten_wal()
+    finally:
+        log.close()
 
 
 async def test_a_record_made_again_and_changed_in_one_batch_leaves_its_tombstone_behind(engine):

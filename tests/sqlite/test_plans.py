@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from statesvc.backends.port import NULLABLE_SORTS, Event, Keys, Place, Query, Row, SortField
 from statesvc.backends.sqlite.cache import Waiting
 from statesvc.backends.sqlite.log import Change, End
-from statesvc.backends.sqlite.state import _ON_DEMAND, HISTORY, KINDS, StateFile
+from statesvc.backends.sqlite.state import _ON_DEMAND, HISTORY, KEYS_BEHIND, KINDS, StateFile
 from statesvc.backends.sqlite.walks import _TERM_COLUMNS, statement
 
 ALWAYS: tuple[SortField, ...] = ("created", "id", "ready", "due", "deleted")
@@ -110,6 +110,13 @@ def test_kinds_are_found_by_jumping_along_an_index(db):
     assert sum("SEARCH record USING COVERING INDEX" in step for step in plan) == 2, plan
     assert not [step for step in plan if step.startswith("SCAN record")], plan
     assert steps_of_sql(db, KINDS) < 100
+
+
+def test_all_keys_are_walked_in_an_index_from_a_place_on(db):
+    (plan,) = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {KEYS_BEHIND}", ("job", "job-5", 10))]
+    assert plan == "SEARCH record USING COVERING INDEX record_key ((kind,id)>(?,?))"
+    assert db.execute(KEYS_BEHIND, ("job", "job-1", 2)).fetchall() == [("job", "job-10"), ("job", "job-100")]
+    assert steps_of_sql(db, KEYS_BEHIND, ("job", "job-5", 10)) < 200
 
 
 def test_a_history_is_found_by_its_index_from_a_place_on(db):

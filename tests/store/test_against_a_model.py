@@ -245,8 +245,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     async def read(self, name: str) -> Any:
         request = Get(job_id=name)
-        decided = self.store.get_now(request) if self.engine.immediate else await self.store.get(request)
-        return decided.row
+        if self.engine.immediate:
+            row, _ = self.store.get_now(request)
+            return row
+        return (await self.store.get(request)).row
 
     @rule()
     def list_everything(self):

@@ -3,7 +3,9 @@ not."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -13,8 +15,8 @@ from statesvc.store.racing import Decided
 from statesvc.store.store import Store
 from statesvc.store.transactions import transact
 from statesvc.store.writes import Caller
-from statesvc_client.errors import Internal
-from statesvc_client.wire import Create, Delete, Txn, Update
+from statesvc_client.errors import Internal, NotFound
+from statesvc_client.wire import Create, Delete, Get, Txn, Update
 from tests.engines.weak import WeakEngine, WeakStorage
 
 HERE, THERE = Caller(said_hello=True), Caller(said_hello=True, client="there")
@@ -118,3 +120,74 @@ async def test_a_transaction_does_not_undo_what_came_after_it(stores: tuple[Doub
 
 def _revision(answer: Decided) -> int | None:
     return None if answer.row is None else answer.row.revision
+
+
+# --- answers while a commit is under way -----------------------------------------------------------------------------
+
+
+class Withholding(WeakEngine):
+    """Applies a commit at once and says so when it is told to."""
+
+    def __init__(self, storage: WeakStorage) -> None:
+        super().__init__(storage)
+        self.withholds: asyncio.Event | None = None
+        self.applied = asyncio.Event()
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        results = await super().commit(batch)
+        if self.withholds is not None:
+            self.applied.set()
+            await self.withholds.wait()
+        return results
+
+
+class UnderWay(NamedTuple):
+    """An update is applied and not yet answered; the other daemon has deleted the record since, and said so."""
+
+    here: Store
+    updating: asyncio.Task[Decided]
+    engine: Withholding
+
+    async def with_the_answer_to(self, asked: asyncio.Task[Decided]) -> Decided:
+        """What is answered to something that was asked before the update was."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert self.engine.withholds is not None
+        self.engine.withholds.set()
+        assert (await self.updating).row is not None
+        return await asked
+
+
+@pytest.fixture
+async def under_way() -> AsyncIterator[UnderWay]:
+    storage = WeakStorage(unknown=0.0)
+    engine = Withholding(storage)
+    here, there = Store(engine), Store(WeakEngine(storage))
+    for store in (here, there):
+        store.start()
+    await here.write(create(by="birth"), HERE)
+    engine.withholds = asyncio.Event()
+    updating = asyncio.create_task(here.write(update(by="here"), HERE))
+    await engine.applied.wait()
+    assert (await there.write(Delete(kind="kv", id="k"), THERE)).refused is None
+    yield UnderWay(here, updating, engine)
+    for store in (here, there):
+        await store.stop()
+
+
+async def test_a_read_does_not_show_what_a_commit_under_way_led_to(under_way: UnderWay):
+    asked = asyncio.create_task(under_way.here.get(Get(kind="kv", id="k")))
+    assert (await under_way.with_the_answer_to(asked)).row is None
+
+
+async def test_a_refusal_is_not_read_off_a_commit_under_way(under_way: UnderWay):
+    asked = asyncio.create_task(under_way.here.write(create(by="again"), HERE))
+    made = await under_way.with_the_answer_to(asked)
+    assert made.refused is None
+    assert _revision(made) == 1
+
+
+async def test_a_write_on_top_of_a_commit_under_way_is_decided_again_once_another_came_between(under_way: UnderWay):
+    numbered = msgspec.structs.replace(update(by="here"), seq=7)
+    asked = asyncio.create_task(under_way.here.write(numbered, NUMBERED))
+    assert isinstance((await under_way.with_the_answer_to(asked)).refused, NotFound)

@@ -6,6 +6,7 @@ import pytest
 
 from statesvc.store.kinds import JOB, Kinds, Lifecycle
 from statesvc_client.errors import BadRequest
+from statesvc_client.spelling import MOST_FINE
 
 
 def lifecycle_of(name: str = "job") -> Lifecycle:
@@ -83,7 +84,15 @@ def test_names_made_up_by_clients_cost_bounded_memory():
     kinds = Kinds()
     for number in range(5000):
         assert kinds[f"kind{number}"].name == f"kind{number}"
-    assert len(kinds._plain) <= 1024
+    assert len(kinds) <= 1024 + len(kinds.declared())
+
+
+def test_names_of_fields_made_up_by_clients_cost_bounded_memory():
+    kinds = Kinds()
+    for number in range(3):
+        kinds[f"plain{number}"].spelling.of_fields({f"{number}-{name}": 1 for name in range(10_000)})
+    assert kinds["plain0"].spelling is kinds["plain1"].spelling
+    assert len(kinds["plain0"].spelling.fine) <= MOST_FINE
 
 
 def test_known_fields_are_found_in_any_case_and_by_alias():

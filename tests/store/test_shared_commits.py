@@ -11,9 +11,14 @@ from statesvc.backends.port import Key, Result, Row, Unit
 from statesvc.store.batches import Batch, SharedCommit
 from statesvc.store.reads import MOST_KEYS, Reads
 from statesvc.store.sequence import Sequence as Lines
-from statesvc_client.errors import Conflict, StateError, Unavailable
+from statesvc.store.store import Store
+from statesvc.store.writes import Caller
+from statesvc_client.errors import Conflict, Exists, StateError, Unavailable
+from statesvc_client.wire import Create, Update
 from tests.engines.rows import after, born, row
-from tests.engines.weak import WeakEngine
+from tests.engines.weak import WeakEngine, WeakStorage
+
+HERE = Caller(said_hello=True)
 
 
 class SlowEngine(WeakEngine):
@@ -187,6 +192,92 @@ async def test_everybody_who_reads_hears_that_the_engine_is_away():
     assert [type(each) for each in heard] == [Unavailable, Unavailable]
 
 
+async def test_those_who_do_not_wait_are_handed_the_row_or_why_there_is_none():
+    engine = CountingEngine()
+    reads = Reads(engine)
+    handed: list[tuple[str | None, StateError | None]] = []
+
+    def take(found: Row | None, problem: StateError | None) -> None:
+        handed.append((None if found is None else found.id, problem))
+
+    reads.ask(("job", "a"), take)
+    reads.ask(("job", "a"), take)
+    await quietly()
+    engine.fails = Unavailable("away")
+    reads.ask(("job", "b"), take)
+    await quietly()
+    assert handed == [("a", None), ("a", None), (None, engine.fails)]
+    assert engine.calls == [1, 1]
+
+
+async def test_one_who_cannot_take_its_row_keeps_it_from_nobody():
+    reads = Reads(CountingEngine())
+    handed: list[str] = []
+
+    def broken(_: Row | None, __: StateError | None) -> None:
+        raise ValueError("a bug")
+
+    def take(found: Row | None, _: StateError | None) -> None:
+        handed.append("" if found is None else found.id)
+
+    for each in (take, broken, take):
+        reads.ask(("job", "a"), each)
+    reads.ask(("job", "b"), take)
+    await quietly()
+    assert handed == ["a", "a", "b"]
+
+
+# --- what is decided without a look ----------------------------------------------------------------------------------
+
+
+class Losing(WeakEngine):
+    """Loses the answer to the next commit, whatever became of it."""
+
+    loses = False
+
+    async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        results = await super().commit(batch)
+        if not self.loses:
+            return results
+        self.loses = False
+        return ["unknown"] * len(results)
+
+
+async def test_a_record_that_was_there_before_is_no_doubt_about_one_that_was_not_made():
+    engine = Losing(WeakStorage(unknown=0.0))
+    store = Store(engine)
+    store.start()
+    create = Create(kind="kv", record={"id": "k"})
+    assert (await store.write(create, HERE)).row is not None
+    engine.loses = True
+    answer = await store.write(create, HERE)
+    assert isinstance(answer.refused, Exists)
+    assert answer.refused.outcome == "not_applied"
+    await store.stop()
+
+
+async def test_a_create_whose_answer_was_lost_is_found_and_not_made_twice():
+    engine = Losing(WeakStorage(unknown=0.0))
+    store = Store(engine)
+    store.start()
+    engine.loses = True
+    answer = await store.write(Create(kind="kv", record={"id": "k"}), HERE)
+    assert answer.row is not None
+    assert await store.read(("kv", "k")) == answer.row
+    assert answer.row.revision == 1
+    await store.stop()
+
+
+async def test_writes_to_one_record_sent_together_come_one_after_the_other():
+    store = Store(WeakEngine(WeakStorage(unknown=0.0)))
+    store.start()
+    create = store.write(Create(kind="kv", record={"id": "k", "count": 0}), HERE)
+    updates = [store.write(Update(kind="kv", id="k", inc={"count": 1}), HERE) for _ in range(50)]
+    made = await asyncio.gather(create, *updates)
+    assert [each.row and each.row.revision for each in made] == list(range(1, 52))
+    await store.stop()
+
+
 # --- the line of one record ------------------------------------------------------------------------------------------
 
 KEY: Key = ("job", "a")
@@ -206,6 +297,19 @@ async def test_a_write_decides_when_all_ahead_have_and_again_only_when_it_is_fir
     with first:
         pass
     await again
+
+
+async def test_whoever_does_not_wait_goes_on_at_once_or_when_all_ahead_have_decided():
+    lines = Lines()
+    first, second = lines.enter(KEY, "c"), lines.enter(KEY, "c")
+    gone_on: list[str] = []
+    first.when_mine(lambda: gone_on.append("first"))
+    second.when_mine(lambda: gone_on.append("second"))
+    await quietly()
+    assert gone_on == ["first"]
+    first.decided()
+    await quietly()
+    assert gone_on == ["first", "second"]
 
 
 async def test_a_failed_write_holds_back_its_own_client_and_nobody_else():
@@ -235,6 +339,18 @@ async def test_what_was_built_on_and_committed_was_committed_itself():
     second.decided(two, foundation=one)
     third.applied(two)
     assert (first.stood, second.stood) == (one, two)
+
+
+async def test_a_row_that_was_given_up_is_nobodys():
+    lines = Lines()
+    first, second = (lines.enter(KEY, "c") for _ in range(2))
+    one, two = row("a"), row("a", revision=2)
+    first.decided(one)
+    first.decided(two)
+    second.applied(one)
+    assert first.stood is None
+    second.applied(two)
+    assert first.stood is two
 
 
 async def test_a_read_sees_what_came_before_and_holds_back_only_its_own_senders_writes():

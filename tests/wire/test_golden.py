@@ -341,3 +341,15 @@ def test_the_limits_are_the_documented_ones():
         == LIMITS
     )
     assert wire.PROTOCOL == 1
+
+
+@pytest.mark.parametrize("kind", ["job", "kv"])
+@pytest.mark.parametrize("request_id", ["", "r-1", 'with "quotes" and \\ and ü', 7, -(2**70)])
+def test_a_reply_that_is_put_together_is_what_would_be_encoded(kind: str, request_id: str | int):
+    body = b'{"uuid":"a","n":[1,2]}'
+    reply = wire.Reply(request_id=request_id, success=True)
+    if kind == "job":
+        reply.job = Raw(body)
+    else:
+        reply.record = Raw(body)
+    assert wire.record_line(request_id, kind, body) == wire.encode_line(reply)

@@ -144,15 +144,15 @@ class Builder:
 
     def _record(self, plan: Plan, place: Place | None, wid: str, now: int) -> Action:
         row = plan.write.row
-        request: dict[str, Any] = {
-            "TableName": self._tables.name_of(row.kind),
-            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
-            **self._condition(plan, now),
-        }
+        request = self._condition(plan, now)
+        request["TableName"] = self._tables.name_of(row.kind)
+        request["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
         if row.deleted == REMOVED:
-            return {"Delete": request | {"Key": self._tables.key_of(row.key)}}
+            request["Key"] = self._tables.key_of(row.key)
+            return {"Delete": request}
         trail = pack_trail(plan.trail_with(place))
-        return {"Put": request | {"Item": item_of(row, self._tables, wid=wid, trail=trail, now=now)}}
+        request["Item"] = item_of(row, self._tables, wid=wid, trail=trail, now=now)
+        return {"Put": request}
 
     def _condition(self, plan: Plan, now: int) -> dict[str, Any]:
         kind = plan.write.row.kind
@@ -194,7 +194,9 @@ class Builder:
     def _hints(self, draft: Draft, wid: str, room: int) -> tuple[list[Action], list[Item]]:
         """Hints that go with the transaction, and those there is no room for. Old ones it cannot take away stay: a
         reader sees that they are not so."""
-        plans = [plan for unit in draft.plans for plan in unit]
+        plans = [plan for unit in draft.plans for plan in unit if plan.come or plan.go]
+        if not plans:
+            return [], []
         come = [hint_item(plan.write.row, trait, wid) for plan in plans for trait in sorted(plan.come)]
         go = [key for plan in plans for key in _gone_hints(plan)]
         table = self._tables.companion

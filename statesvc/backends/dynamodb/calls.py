@@ -294,6 +294,11 @@ class Calls:
         """The reply, or None with the trouble noted."""
         import aiohttp
 
+        if call.operation not in READS:
+            # Let the loop hear of connections the other side has closed: what is sent on one of them is lost for no
+            # need, and whether it was applied is hard to find out. It looks in one turn, and may tell in the next.
+            for _ in range(2):
+                await asyncio.sleep(0)
         now = asyncio.get_running_loop().time()
         end = min(call.deadline, now + _try_seconds(call.seconds))
         if end - now <= call.least / 2:

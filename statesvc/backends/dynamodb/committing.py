@@ -29,7 +29,7 @@ from .fetching import Fetcher, Found
 from .items import check_fits, is_expired, text
 from .known import Known, Memory
 from .lanes import Holding, OwnLane
-from .layout import WID, Item, traits_of
+from .layout import WID, Item
 from .slots import Place, Slot
 
 log = logs.get(__name__)
@@ -109,29 +109,30 @@ class Committer:
         """Commit what can be by then, by the clock of the loop. Nothing is sent later; what was is asked about."""
         if (most := max(map(len, batch), default=0)) > UNIT_WRITES:
             raise BadRequest(f"a unit holds {most} writes; the limit is {UNIT_WRITES}")
-        try:
-            async with asyncio.timeout_at(until):
-                await self._learn(batch)
-        except TimeoutError:
-            raise _too_late() from None
+        if missing := self._not_known(batch):
+            try:
+                async with asyncio.timeout_at(until):
+                    await self.read(missing)
+            except TimeoutError:
+                raise _too_late() from None
         verdicts: list[Verdict] = [self._refusal(unit) for unit in batch]
         ways = chains(batch)
         run = _Run(batch, verdicts, until)
-        ends = await asyncio.gather(*(self._chain(run, way) for way in ways), return_exceptions=True)
-        for way, end in zip(ways, ends, strict=True):
-            self._take_in(way, end, verdicts)
+        if len(ways) == 1:
+            await self._whole_chain(run, ways[0])
+        else:
+            await asyncio.gather(*(self._whole_chain(run, way) for way in ways))
         return ["conflict" if verdict is None else verdict for verdict in verdicts]
 
-    def _take_in(self, way: list[list[int]], end: BaseException | None, verdicts: list[Verdict]) -> None:
-        """What went wrong in one chain is told of its own units: the others have been stored, or not, on their own."""
-        if end is None:
-            return
-        if not isinstance(end, Exception):
-            raise end
-        log.error("dynamodb_commit_failed", exc_info=end)
-        for place in (place for group in way for place in group):
-            if verdicts[place] is None:
-                verdicts[place] = "unknown"
+    async def _whole_chain(self, run: _Run, way: list[list[int]]) -> None:
+        """What goes wrong in one chain is told of its own units: the others are stored, or not, on their own."""
+        try:
+            await self._chain(run, way)
+        except Exception:
+            log.exception("dynamodb_commit_failed")
+            for place in (place for group in way for place in group):
+                if run.verdicts[place] is None:
+                    run.verdicts[place] = "unknown"
 
     def _refusal(self, unit: Unit) -> StateError | None:
         """Why a unit cannot be stored at all: a record of it is too large."""
@@ -143,15 +144,14 @@ class Committer:
             return refused
         return None
 
-    async def _learn(self, batch: Sequence[Unit]) -> None:
-        """Read the records that are written on a state nobody here has seen."""
-        first: dict[Key, Stamp | None] = {}
+    def _not_known(self, batch: Sequence[Unit]) -> list[Key]:
+        """The records that are written on a state nobody here has seen."""
+        first: dict[Key, Write] = {}
         for unit in batch:
             for write in unit:
-                first.setdefault(write.row.key, write.expects)
-        missing = [key for key, stamp in first.items() if stamp is not None and not self._knows(key, stamp)]
-        if missing:
-            await self.read(missing)
+                first.setdefault(write.row.key, write)
+        # What was decided on a guess that is gone is decided again, on a read: that is not ours to make.
+        return [key for key, write in first.items() if write.basis is None and not self._knows(write)]
 
     async def read(self, keys: Sequence[Key]) -> dict[Key, Found]:
         """The newest stored records; which states they are in is remembered, for writes that build on them."""
@@ -161,9 +161,14 @@ class Committer:
             self._saw(key, found.get(key), before)
         return found
 
-    def _knows(self, key: Key, stamp: Stamp) -> bool:
-        known = self._memory.get(key)
-        return known is not None and known.stamp == stamp
+    def _knows(self, write: Write) -> bool:
+        """Whether the state a write was decided on is the one last seen, as far as the write tells."""
+        if write.expects is None:
+            return True
+        known = self._memory.get(write.row.key)
+        if known is None or known.stamp != write.expects:
+            return False
+        return write.basis is None or known.row is write.basis or known.row == write.basis
 
     def _saw(self, key: Key, found: Found | None, began: int) -> None:
         """A record was read, by a call that began at that time of the memory."""
@@ -210,7 +215,7 @@ class Committer:
 
     def _may_apply(self, unit: Unit) -> bool:
         """Not when it builds on what was refused earlier in the batch, or what a read has shown to be otherwise."""
-        return all(write.expects is None or self._knows(write.row.key, write.expects) for write in unit)
+        return all(map(self._knows, unit))
 
     # --- one transaction ---------------------------------------------------------------------------------------------
 
@@ -255,6 +260,8 @@ class Committer:
         """Numbers in the lane that is ours, once there is room in it."""
         while True:
             lane = self._holding.lane
+            if (now := lane.take_now(count)) is not None:
+                return lane, Place(lane.number, now)
             try:
                 async with asyncio.timeout_at(until):
                     first = await lane.take(count)
@@ -298,7 +305,7 @@ class Committer:
             if row.deleted == REMOVED:
                 self._memory.forget(row.key)
             else:
-                self._memory.made(row.key, Known(transaction.wid, row.stamp, traits_of(row), trail, row.keys.created))
+                self._memory.made(row.key, Known.made(row, transaction.wid, trail))
         if sent.lane is not None and transaction.slot is not None:
             slot = transaction.slot
             sent.lane.bytes += slot.bytes
@@ -357,13 +364,13 @@ class Committer:
         return verdicts
 
     def _verdict(self, write: Write, item: Item | None) -> Verdict:
-        """A conflict, unless the newest state still carries the stamp that is expected."""
+        """A conflict, unless the newest state still is, or carries the stamp of, what the write was decided on."""
         key, tables = write.row.key, self._fetcher.tables
         if item is None or is_expired(item, tables, time.time()):
             self._memory.forget(key)
             return "conflict"
         self._saw(key, Found(self._fetcher.row_of(item, key), item), self._memory.time)
-        return None if write.expects is not None and self._knows(key, write.expects) else "conflict"
+        return None if write.expects is not None and self._knows(write) else "conflict"
 
     # --- lost replies ------------------------------------------------------------------------------------------------
 
@@ -465,12 +472,18 @@ def _by_records(batch: Sequence[Unit]) -> tuple[list[int], list[list[int]]]:
     ]
 
 
+def _costs(write: Write) -> tuple[int, int]:
+    """Bytes and actions a write takes up in a transaction, about: its record, and the hints that come and go."""
+    row, expects = write.row, write.expects
+    hints = len(row.keys.labels) + (row.keys.owner is not None)
+    return 2 * len(row.body) + len(row.marks), 1 + (hints if expects is None else 2 * hints)
+
+
 def _groups(batch: Sequence[Unit], places: list[int]) -> list[list[int]]:
     groups: list[list[int]] = []
     units = size = actions = 0
     for place in places:
-        row = batch[place][0].row
-        costs = 2 * len(row.body) + len(row.marks), 2 + 2 * len(row.keys.labels)
+        costs = _costs(batch[place][0])
         full = units >= TOGETHER_UNITS or size + costs[0] > TOGETHER_BYTES or actions + costs[1] > TOGETHER_ACTIONS
         if not groups or full:
             groups.append([])

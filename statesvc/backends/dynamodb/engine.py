@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from statesvc_client.errors import StateError, Unavailable
 
 from ... import logs
-from ..port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
+from ..port import Cursor, Dump, Engine, Guess, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
 from .access import Access
 from .calls import Calls
 from .checking import index_keys
@@ -132,6 +132,10 @@ class DynamodbEngine(Engine):
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
+    def guess(self, key: Key) -> Guess | None:
+        known = None if self._opened is None else self._opened.life.memory.get(key)
+        return None if known is None or known.row is None else Guess(known.row)
+
     async def get(self, keys: Sequence[Key]) -> list[Row | None]:
         if not keys:
             return []
@@ -146,11 +150,12 @@ class DynamodbEngine(Engine):
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
         here, until = self._open, asyncio.get_running_loop().time() + self._options.timeout_seconds
-        try:
-            async with asyncio.timeout_at(until):
-                await here.kinds.name({write.row.kind for unit in batch for write in unit})
-        except TimeoutError:
-            raise Unavailable("DynamoDB did not take the write in time; nothing was written") from None
+        if unnamed := here.kinds.not_named({write.row.kind for unit in batch for write in unit}):
+            try:
+                async with asyncio.timeout_at(until):
+                    await here.kinds.name(unnamed)
+            except TimeoutError:
+                raise Unavailable("DynamoDB did not take the write in time; nothing was written") from None
         return await here.life.committer.commit(batch, until)
 
     async def kinds(self) -> list[str]:

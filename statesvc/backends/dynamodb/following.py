@@ -24,7 +24,7 @@ from ..port import Cursor, Key, LogEntry
 from .cursors import Vector, read_cursor, write_cursor
 from .fetching import Fetcher
 from .items import binary, number
-from .lanes import SILENT_SECONDS, Holding
+from .lanes import PUBLISH_SECONDS, SILENT_SECONDS, Holding
 from .layout import TRAIL, slot_key
 from .registry import LaneState
 from .slots import PARTS, Place, Slot, Trail, is_void, lane_of, number_of, read_slot, read_trail
@@ -165,11 +165,19 @@ class Following:
 
     async def read(self, after: Cursor, limit: int) -> list[LogEntry]:
         found = await self._read(after, limit)
-        if not found:
+        if not found and self._may_find_more(after):
             # Others tell how far they are some time after a commit: a look that lags a little costs half.
             await self._tails.look(consistent=False)
             found = await self._read(after, limit)
         return found
+
+    def _may_find_more(self, after: Cursor) -> bool:
+        """Whether a look around may help: the last one is not just over, as it is after each of our own commits, or
+        something is known to be there that waits for what was not known yet."""
+        if time.monotonic() - self._tails.looked_at >= PUBLISH_SECONDS:
+            return True
+        at = read_cursor(after) if after else self._oldest()
+        return any(at.get(lane, (0, 0))[0] < tail.end for lane, tail in self._tails.lanes.items())
 
     async def _read(self, after: Cursor, limit: int) -> list[LogEntry]:
         try:

@@ -78,8 +78,18 @@ NANOSECONDS = 1_000_000_000
 
 Adopt = Callable[[Key, bytes], Row]
 
+
+class _Told(Struct, rename="camel"):
+    """The two fields of Joblet's that no index key holds."""
+
+    command: Any = None
+    exit_code: Any = None
+
+
 _INDEX_ATTRIBUTES = (WALK, WALK_AT, READY_OF, READY_AT, DUE_OF, DUE_AT)
 _keys = msgspec.msgpack.Decoder(Keys)
+_packed_keys = msgspec.msgpack.Encoder().encode
+_told = msgspec.json.Decoder(_Told)
 
 
 def binary(value: Item) -> bytes:
@@ -103,15 +113,13 @@ def text(item: Item, name: str, default: str = "") -> str:
 
 def item_of(row: Row, tables: Tables, *, wid: str, trail: bytes, now: int) -> Item:
     """The whole item of a row. `now` is the time it is written at, in seconds."""
-    item: Item = {
-        **tables.key_of(row.key),
-        UID: {"S": row.uid},
-        REVISION: {"N": str(row.revision)},
-        KEYS: {"B": msgspec.msgpack.encode(row.keys)},
-        WID: {"S": wid},
-        **_record(row.body),
-        **projections(row),
-    }
+    item = projections(row)
+    item |= tables.key_of(row.key)
+    item[UID] = {"S": row.uid}
+    item[REVISION] = {"N": str(row.revision)}
+    item[KEYS] = {"B": _packed_keys(row.keys)}
+    item[WID] = {"S": wid}
+    item |= _record(row.body)
     if row.marks:
         item[MARKS] = {"B": row.marks}
     if row.deleted:
@@ -140,12 +148,15 @@ def _record(body: bytes) -> Item:
 def projections(row: Row) -> Item:
     """What indexes sort by, and what people look for."""
     keys = row.keys
-    found: Item = {UPDATED: {"S": moment_text(keys.updated)}, CREATED: {"S": moment_text(keys.created)}}
+    found = index_attributes(row)
+    created = moment_text(keys.created)
+    found[CREATED] = {"S": created}
+    found[UPDATED] = {"S": created if keys.updated == keys.created else moment_text(keys.updated)}
     if keys.completed is not None:
         found[COMPLETED] = {"S": moment_text(keys.completed)}
     if row.kind == JOB:
         found |= _told_by_the_record(row.body)
-    return found | index_attributes(row)
+    return found
 
 
 def index_attributes(row: Row) -> Item:
@@ -167,15 +178,10 @@ def index_attributes(row: Row) -> Item:
     return found
 
 
-class _Told(Struct, rename="camel"):
-    command: Any = None
-    exit_code: Any = None
-
-
 def _told_by_the_record(body: bytes) -> Item:
     """The two fields of Joblet's that no index key holds."""
     try:
-        told = msgspec.json.decode(body, type=_Told)
+        told = _told.decode(body)
     except (msgspec.MsgspecError, ValueError):
         return {}
     found: Item = {}

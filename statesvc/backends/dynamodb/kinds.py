@@ -29,9 +29,13 @@ class KnownKinds:
     def take_in(self, seen: Seen) -> None:
         self._named |= seen.kinds
 
+    def not_named(self, kinds: set[str]) -> set[str]:
+        """Those that have to be named before there may be records of them."""
+        return kinds - self._named
+
     async def name(self, kinds: set[str]) -> None:
         """There will be records of these."""
-        for kind in sorted(kinds - self._named):
+        for kind in sorted(self.not_named(kinds)):
             await self._registry.name_kind(kind)
             self._named.add(kind)
 

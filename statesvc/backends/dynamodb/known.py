@@ -4,7 +4,8 @@ Owns two bounded memories. Must not know calls.
 
 `Known` says which state of an item a write is built on: `wid` names that state, so that the write is made on that very
 state or not at all, and what follows from it (hints to take away, the trail to go on with) is exact. It need not be
-the newest: a write on an outdated one fails, and is told the newest.
+the newest: a write on an outdated one fails, and is told the newest. So the row is kept as well, as a guess: whoever
+writes a record again need not read it first. Nobody is ever told of it.
 `Recent` are the index keys of what was committed in the last seconds. An index may not show it yet; a walk looks here
 as well.
 """
@@ -22,7 +23,13 @@ from .layout import REVISION, TRAIL, WID, Trait, traits_of
 from .slots import Trail, read_trail
 
 MOST_KNOWN = 20_000
-"""Items remembered: some ten megabytes at most."""
+"""Items remembered: some ten megabytes at most, without their rows."""
+
+MOST_ROWS_BYTES = 16 * 1024 * 1024
+"""Of the rows remembered with them, all in all."""
+
+MOST_ROW_BYTES = 16 * 1024
+"""Of one of them: a larger one is read again, lest a few take the place of many."""
 
 MOST_RECENT = 10_000
 """Changes remembered of one kind."""
@@ -37,13 +44,26 @@ class Known(NamedTuple):
     traits: frozenset[Trait]
     trail: Trail
     created: int
+    row: Row | None
+    """What is stored in that state, where it is kept."""
 
     @classmethod
     def of(cls, found: Found) -> Known:
         row, item = found
         wid = text(item, WID) if REVISION in item else ""
         trail = read_trail(binary(item[TRAIL])) if TRAIL in item else ()
-        return cls(wid, row.stamp, traits_of(row), trail, row.keys.created)
+        return cls.made(row, wid, trail)
+
+    @classmethod
+    def made(cls, row: Row, wid: str, trail: Trail) -> Known:
+        # Joblet changes its items without a new `wid`: a row of such a state may be any age, and nothing would tell.
+        kept = row if wid and len(row.body) + len(row.marks) <= MOST_ROW_BYTES else None
+        return cls(wid, row.stamp, traits_of(row), trail, row.keys.created, kept)
+
+    @property
+    def bytes(self) -> int:
+        """Of its row."""
+        return 0 if self.row is None else len(self.row.body) + len(self.row.marks)
 
 
 class _Kept(NamedTuple):
@@ -60,6 +80,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.time = 0
+        self.bytes = 0
+        """Of all rows that are kept."""
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
 
     def get(self, key: Key) -> Known | None:
@@ -77,18 +99,27 @@ class Memory:
         if kept is not None and kept.at > time:
             return
         if known is None:
-            self._kept.pop(key, None)
+            self.forget(key)
         else:
             self._keep(key, _Kept(known, time))
 
+    def overtaken(self, row: Row) -> None:
+        """The log tells of a row another daemon committed: to build on an older one would be in vain."""
+        known = self.get(row.key)
+        if known is not None and (known.stamp[0] != row.uid or known.stamp[1] < row.revision):
+            self.forget(row.key)
+
     def forget(self, key: Key) -> None:
-        self._kept.pop(key, None)
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self.bytes -= kept.known.bytes
 
     def _keep(self, key: Key, kept: _Kept) -> None:
+        self.forget(key)
         self._kept[key] = kept
-        self._kept.move_to_end(key)
-        if len(self._kept) > MOST_KNOWN:
-            self._kept.popitem(last=False)
+        self.bytes += kept.known.bytes
+        while len(self._kept) > MOST_KNOWN or self.bytes > MOST_ROWS_BYTES:
+            self.forget(next(iter(self._kept)))
 
     def __len__(self) -> int:
         return len(self._kept)

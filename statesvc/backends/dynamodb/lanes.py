@@ -73,11 +73,17 @@ class OwnLane:
         """Is told when the lane has to be published for more numbers to be given out."""
 
     async def take(self, count: int) -> int:
-        """The first of so many numbers in a row."""
-        while self._next + count - 1 - min(self.end, self._seen) > WINDOW:
+        """The first of so many numbers in a row, once there is room for them."""
+        while (first := self.take_now(count)) is None:
             self.wants_telling()
             self._room.clear()
             await self._room.wait()
+        return first
+
+    def take_now(self, count: int) -> int | None:
+        """The same, without waiting; None when there is no room."""
+        if self._next + count - 1 - min(self.end, self._seen) > WINDOW:
+            return None
         first, self._next = self._next, self._next + count
         return first
 

@@ -77,3 +77,4 @@ class Life:
     def _arrived(self, slot: Slot) -> None:
         for entry in slot.entries:
             self._recent.told(entry.row)
+            self.memory.overtaken(entry.row)

@@ -117,6 +117,8 @@ class Tails:
         self.lanes: dict[int, Tail] = {}
         self.held: dict[int, LaneState] = {}
         """Lanes other daemons hold: they may reach further than the registry says."""
+        self.looked_at = float("-inf")
+        """When the last look at the registry began, by our own clock."""
         self.looked: Callable[[Seen], None] = lambda _: None
         """Is told what every look at the registry showed."""
         self.grew: Callable[[], None] = lambda: None
@@ -128,7 +130,9 @@ class Tails:
 
     async def look(self, *, consistent: bool = True) -> bool:
         """Look at the registry. Returns whether a lane reaches further than was known."""
+        began = time.monotonic()
         seen = await self._registry.look(consistent=consistent)
+        self.looked_at = max(self.looked_at, began)
         self.looked(seen)
         return self.take_in(seen)
 

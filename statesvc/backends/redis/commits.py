@@ -5,12 +5,12 @@ Owns how a batch is cut into calls and how replies become results. Must not know
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from statesvc_client.errors import BadRequest, StateError
 
-from ..port import REMOVED, UNIT_WRITES, Key, Result, Row, Stamp, Unit, Write
+from ..port import REMOVED, UNIT_WRITES, Event, Key, Result, Row, Stamp, Unit
 from . import rows
 from .epochs import Acknowledged
 from .faults import LOST, NOT_NOW, Refused
@@ -19,6 +19,9 @@ from .scripting import Argument
 CALL_UNITS = 128
 CALL_BYTES = 256 * 1024
 """What one call of the script takes at most, unless a unit alone is larger: some milliseconds of the server's time."""
+
+WIDTH, STORED = 8, 5
+"""Arguments a write takes, and which of them is the stored row."""
 
 SURELY_NOTHING = NOT_NOW | {"OOM", "MISCONF", "WRONGPASS", "NOSCRIPT", "NOTLOCAL"}
 """Refusals that come before a script's first write. Behind any other one a part of it may have been carried out."""
@@ -31,6 +34,11 @@ class Part(NamedTuple):
     unit: Unit
     arguments: Sequence[Argument]
     size: int
+
+    def stored(self, number: int) -> bytes:
+        """The stored form of the row of a write."""
+        found = self.arguments[1 + number * WIDTH + STORED]
+        return found if isinstance(found, bytes) else b""
 
 
 class Call(NamedTuple):
@@ -46,20 +54,22 @@ class Call(NamedTuple):
         return found
 
 
-def parts(batch: Sequence[Unit]) -> list[Part]:
-    return [_part(place, unit) for place, unit in enumerate(batch)]
+def parts(batch: Sequence[Unit], digest: Callable[[Row], str]) -> list[Part]:
+    """`digest` tells that of the stored form of a row."""
+    return [_part(place, unit, digest) for place, unit in enumerate(batch)]
 
 
-def _part(place: int, unit: Unit) -> Part:
+def _part(place: int, unit: Unit, digest: Callable[[Row], str]) -> Part:
     if len(unit) > UNIT_WRITES:
         raise BadRequest(f"a unit holds {len(unit)} writes; the limit is {UNIT_WRITES}")
     found: list[Argument] = [len(unit)]
     size = 0
-    for row, expects, event in unit:
+    for row, expects, event, basis in unit:
         goes = row.deleted == REMOVED
         stored = b"" if goes and event is None else rows.pack(row)
         told, at = (b"", 0) if event is None else (rows.pack_event(event), event.at)
-        found += (row.kind, row.id, rows.stamp(expects), int(goes), stored, at, told)
+        exactly = "" if basis is None else digest(basis)
+        found += (row.kind, row.id, rows.stamp(expects), exactly, int(goes), stored, at, told)
         size += len(stored) + len(told) + len(row.id)
     return Part(place, unit, found, size)
 
@@ -70,10 +80,14 @@ def next_run(waiting: list[Part]) -> list[Call]:
     A call that shares a record with an earlier one waits for its answer: what was refused there nobody may build on,
     and only within one call does the script see to that itself.
     """
+    cut = list(_cut(waiting))
+    if len(cut) == 1:
+        waiting.clear()
+        return [Call(cut[0])]
     run: list[Call] = []
     sent: set[Key] = set()
     taken = 0
-    for some in _cut(waiting):
+    for some in cut:
         keys = {write.row.key for part in some for write in part.unit}
         if not sent.isdisjoint(keys):
             break
@@ -97,12 +111,21 @@ def _cut(waiting: Sequence[Part]) -> Iterator[list[Part]]:
         yield some
 
 
+class Told(NamedTuple):
+    """Entries of the log with numbers in a row."""
+
+    first: int
+    entries: Sequence[tuple[Event, Row]]
+
+
 class Outcome:
     """What became of the units of one batch, run by run."""
 
     def __init__(self, units: int) -> None:
         self.results: list[Result] = ["unknown"] * units
         self.newest: Acknowledged | None = None
+        self.told: list[Told] = []
+        """What the log says since, call by call."""
         self.seq: int | None = None
         self.log_bytes = 0
         self.touched = False
@@ -151,7 +174,21 @@ class Outcome:
         self._settle(call, results)
         if "applied" in results:
             self.touched = True
-            self.newest = _newest(call, results, self.seq) or self.newest
+            self._tell(call, results, self.seq)
+
+    def _tell(self, call: Call, results: Sequence[Result], seq: int) -> None:
+        """Note what a call has put into the log: its entries have numbers in a row, the newest one is `seq`."""
+        entries = [
+            (write.event, write.row)
+            for part, result in zip(call.parts, results, strict=True)
+            if result == "applied"
+            for write in part.unit
+            if write.event is not None
+        ]
+        if entries:
+            _, row = entries[-1]
+            self.newest = Acknowledged(seq, row.kind, row.id, row.uid, row.revision)
+            self.told.append(Told(seq - len(entries) + 1, entries))
 
     def _settle(self, call: Call, results: Sequence[Result]) -> None:
         for part, result in zip(call.parts, results, strict=True):
@@ -165,6 +202,15 @@ class Outcome:
             for part in call.parts:
                 if self.results[part.place] == "applied":
                     yield from (write.row for write in part.unit)
+
+    def stored(self, run: Sequence[Call]) -> Iterator[tuple[Row, bytes | None]]:
+        """The rows of a run in the form they are stored in now; None for those that went, or that nobody knows of."""
+        for call in run:
+            for part in call.parts:
+                applied = self.results[part.place] == "applied"
+                for number, write in enumerate(part.unit):
+                    stays = applied and write.row.deleted != REMOVED
+                    yield write.row, part.stored(number) if stays else None
 
     def without_lost(self, waiting: list[Part]) -> list[Part]:
         """What may still be sent: units that build on what was not made are refused here."""
@@ -182,16 +228,3 @@ class Outcome:
 def without(some: Sequence[Part], waiting: Sequence[Part]) -> list[Part]:
     places = {part.place for part in some}
     return [part for part in waiting if part.place not in places]
-
-
-def _newest(call: Call, results: Sequence[Result], seq: int) -> Acknowledged | None:
-    """The newest log entry a call has made."""
-    for part, result in zip(reversed(call.parts), reversed(results), strict=True):
-        if result == "applied" and (write := _last_told(part.unit)) is not None:
-            row = write.row
-            return Acknowledged(seq, row.kind, row.id, row.uid, row.revision)
-    return None
-
-
-def _last_told(unit: Unit) -> Write | None:
-    return next((write for write in reversed(unit) if write.event is not None), None)

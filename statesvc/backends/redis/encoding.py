@@ -27,12 +27,21 @@ _COMPLEMENT = bytes(255 - byte for byte in range(256))
 
 def of_time(nanoseconds: int) -> bytes:
     """Eight bytes. What does not fit 64 bits counts as the first or last moment that does."""
-    return _time(min(max(nanoseconds + _OFFSET, 0), _LAST))
+    try:
+        return _time(nanoseconds + _OFFSET)
+    except struct.error:
+        return _time(0 if nanoseconds < 0 else _LAST)
 
 
 def of_id(text: str) -> bytes:
     """The last part of a member: nothing follows that it could be confused with."""
     return text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=1024)
+def of_word(text: str) -> bytes:
+    """The same as `of_text` for the few words that are used again and again, such as those for states."""
+    return of_text(text)
 
 
 def of_text(text: str) -> bytes:

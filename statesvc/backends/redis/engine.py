@@ -14,13 +14,14 @@ from typing import Any
 from statesvc_client.errors import StateError
 
 from ... import logs
-from ..port import Cursor, Dump, Engine, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
+from ..port import Cursor, Dump, Engine, Guess, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
 from . import calling, checking, commits, compaction, dumping, loading, preparing, rows, walking
 from .access import Access
 from .durability import durability_of
 from .epochs import Trust
 from .facts import Facts
 from .faults import Refused, as_error
+from .guesses import Guesses
 from .link import Link
 from .log import Log
 from .meta import FORMAT, Meta, too_new
@@ -55,6 +56,7 @@ class RedisEngine(Engine):
         self._replicas = Replicas(self._link, namespace_key(namespace), wait_replicas, wait_seconds)
         self._log = Log(self._namespace, self._replicas)
         self._seen = Seen()
+        self._guesses = Guesses()
         self._loading = False
         self.commit_seconds = access.timeout_seconds + (wait_seconds if wait_replicas else 0.0)
 
@@ -88,11 +90,15 @@ class RedisEngine(Engine):
             return
         was, self.epoch = self.epoch, meta.epoch
         self._log.replaced(meta)
+        self._guesses.clear()
         if was and not self._loading:
             self._seen.began_anew()
             self.began_anew()
 
     # --- rows ------------------------------------------------------------------------------------------------------
+
+    def guess(self, key: Key) -> Guess | None:
+        return self._guesses.of(key)
 
     async def get(self, keys: Sequence[Key]) -> list[Row | None]:
         if not keys:
@@ -104,8 +110,7 @@ class RedisEngine(Engine):
             lambda names: [("HMGET", names.rows(kind), *wanted) for kind, wanted in ids.items()]
         )
         values = {kind: iter(reply) for kind, reply in zip(ids, replies, strict=True)}
-        stored = ((kind, id, next(values[kind])) for kind, id in keys)
-        found = [None if value is None else rows.unpack(kind, id, value) for kind, id, value in stored]
+        found = [None if (value := next(values[kind])) is None else rows.unpack(kind, id, value) for kind, id in keys]
         self._seen.note(found)
         return found
 
@@ -131,7 +136,7 @@ class RedisEngine(Engine):
         until = asyncio.get_running_loop().time() + self.commit_seconds
         epoch = self._namespace.known.epoch
         outcome = commits.Outcome(len(batch))
-        waiting = commits.parts(batch)
+        waiting = commits.parts(batch, self._guesses.digest)
         if unfounded := self._seen.unfounded(waiting):
             outcome.conflict(unfounded)
             waiting = commits.without(unfounded, waiting)
@@ -154,6 +159,7 @@ class RedisEngine(Engine):
         waited = replies.pop() if self._replicas.wait else None
         for call, reply in zip(run, replies, strict=True):
             outcome.take(call, reply)
+        self._guess_from(run, outcome, epoch)
         if outcome.touched:
             self._replicas.check(waited)
         if self._namespace.known.epoch != epoch:
@@ -163,7 +169,18 @@ class RedisEngine(Engine):
             self._log.reached(outcome.seq, safe=outcome.touched)
         if outcome.newest is not None:
             self._namespace.judge.acknowledged(outcome.newest)
+        self._log.took(outcome.told)
+        outcome.told.clear()
         self._seen.note(outcome.applied(run))
+
+    def _guess_from(self, run: Sequence[commits.Call], outcome: commits.Outcome, epoch: str) -> None:
+        """What was written is most likely what is stored; of what was refused nobody knows."""
+        known = self._namespace.known.epoch == epoch
+        for row, stored in outcome.stored(run):
+            if stored is None:
+                self._guesses.forget(row.key)
+            elif known:
+                self._guesses.note(row, stored)
 
     async def _conclude(self, waiting: Sequence[commits.Part], outcome: commits.Outcome) -> None:
         """Say of units that were never sent why they were not."""
@@ -210,7 +227,9 @@ class RedisEngine(Engine):
         return await self._log.history(key, after, limit)
 
     async def compact(self, keep: LogKept) -> bool:
-        return await compaction.step(self._namespace, keep)
+        more = await compaction.step(self._namespace, keep)
+        self._log.was_cut()
+        return more
 
     # --- the whole -------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Reading the log: a stream whose entries are numbered without gaps.
 
 Owns cursors, pages and what is no longer kept. Must not know how entries get there.
+What this daemon has just written itself it need not read back: recent.py has it.
 Where replicas are waited for, an entry that a failover could still undo is told nobody: another would get its number.
 """
 
@@ -12,10 +13,12 @@ from typing import Any
 from ..numbered import beyond_the_end, no_longer_kept, position_of
 from ..port import Cursor, Key, LogEntry
 from . import rows
+from .commits import Told
 from .following import Follower
 from .meta import Meta
 from .names import Names
 from .namespace import Namespace
+from .recent import Recent
 from .replicas import Replicas
 from .scripting import Command
 from .steps import REPLY_BYTES, Steps
@@ -32,6 +35,7 @@ class Log:
         self._namespace = namespace
         self._replicas = replicas
         self._follower = Follower(namespace)
+        self._recent = Recent()
         self._steps = Steps(FIRST_ENTRIES, MOST_ENTRIES)
         self._safe = 0
         """The newest entry that may be told."""
@@ -48,7 +52,17 @@ class Log:
     def replaced(self, meta: Meta) -> None:
         """It is another log by now."""
         self._safe = 0
+        self._recent.clear()
         self._follower.replaced(meta)
+
+    def was_cut(self) -> None:
+        """Entries may be gone: whoever asks for them is to be told."""
+        self._recent.clear()
+
+    def took(self, told: Sequence[Told]) -> None:
+        """These entries were made here, and are safe."""
+        for entries in told:
+            self._recent.add(entries)
 
     async def position(self) -> Cursor:
         meta = await self._namespace.look()
@@ -59,6 +73,10 @@ class Log:
 
     async def read(self, after: Cursor, limit: int) -> list[LogEntry]:
         position = position_of(after)
+        if position is not None and position >= self._namespace.known.start:
+            own = self._recent.behind(position, limit)
+            if own:
+                return own
         begin = "-" if position is None else f"({position}-0"
         meta, found = await self._page(begin, min(limit, self._steps.count))
         if position is not None and position < meta.start:

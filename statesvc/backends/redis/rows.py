@@ -39,8 +39,9 @@ def stamp(expected: Stamp | None) -> bytes:
 
 
 def pack(row: Row) -> bytes:
-    mark, where = stamp(row.stamp), places(row)
-    inner = _encode((row.uid, row.revision, row.keys, row.body, row.marks, row.deleted, row.token))
+    uid, revision = row.uid, row.revision
+    mark, where = b"%d:%b" % (revision, uid.encode()), places(row)
+    inner = _encode((uid, revision, row.keys, row.body, row.marks, row.deleted, row.token))
     return b"".join((_sizes.pack(len(mark), len(where)), mark, where, inner))
 
 

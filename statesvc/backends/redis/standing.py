@@ -6,6 +6,7 @@ Owns that form; scripts/prelude.lua reads it. Must not know how indexes are stor
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 
 from ..port import Keys, Row
 from . import encoding, indexes
@@ -24,6 +25,9 @@ _UPDATED, _STARTED, _COMPLETED, _SCHEDULED, _DUE, _DELETED = (
     _SORTED[sort] + _TIME_SIZE for sort in ("updated", "started", "completed", "scheduled", "due", "deleted")
 )
 _CREATED, _PRIORITY, _STATUS, _READY = (_SORTED[sort] for sort in ("created", "priority", "status", "ready"))
+_NO_START, _NO_END, _NO_SCHEDULE, _NO_PRIORITY, _NO_STATUS = (
+    indexes.MISSING_BITS[sort] for sort in ("started", "completed", "scheduled", "priority", "status")
+)
 _BY_ID = [_named(name) + _size(0) for name in indexes.BY_ID]
 
 
@@ -41,28 +45,57 @@ def places(row: Row) -> bytes:
 
 def _by_creation(keys: Keys) -> list[bytes]:
     """The names alone: the key is the same in all of them."""
-    found = [_CREATED, _named(indexes.of_term("status", keys.status or ""))]
+    found = [_CREATED, _of_term("status", keys.status or "")]
     if keys.node:
-        found.append(_named(indexes.of_term("node", keys.node)))
+        found.append(_of_term("node", keys.node))
     if keys.owner:
-        found.append(_named(indexes.of_term("owner", keys.owner)))
+        found.append(_of_term("owner", keys.owner))
     if keys.labels:
-        found += [_named(indexes.of_label(name, value)) for name, value in dict.fromkeys(keys.labels)]
+        found += [_of_label(name, value) for name, value in dict.fromkeys(keys.labels)]
     return found
+
+
+MOST_REMEMBERED_CHARS = 64
+"""Names made of longer texts are made anew each time: what is remembered has its bound."""
+
+
+def _of_term(field: str, value: str) -> bytes:
+    return _remembered_term(field, value) if len(value) <= MOST_REMEMBERED_CHARS else _term(field, value)
+
+
+def _of_label(name: str, value: str) -> bytes:
+    short = len(name) + len(value) <= MOST_REMEMBERED_CHARS
+    return _remembered_label(name, value) if short else _label(name, value)
+
+
+def _term(field: str, value: str) -> bytes:
+    return _named(indexes.of_term(field, value))
+
+
+def _label(name: str, value: str) -> bytes:
+    return _named(indexes.of_label(name, value))
+
+
+# Records share their states, nodes and labels with many others.
+_remembered_term = lru_cache(maxsize=4096)(_term)
+_remembered_label = lru_cache(maxsize=4096)(_label)
 
 
 def _add_times(keys: Keys, parts: list[bytes]) -> int:
     """Which bits are lacking."""
     lacking = 0
-    for bit, name, time in (
-        (1, _STARTED, keys.started),
-        (2, _COMPLETED, keys.completed),
-        (4, _SCHEDULED, keys.scheduled),
-    ):
-        if time is None:
-            lacking |= bit
-        else:
-            parts += (name, encoding.of_time(time))
+    if keys.started is None:
+        lacking |= _NO_START
+    else:
+        parts += (_STARTED, encoding.of_time(keys.started))
+    if keys.completed is None:
+        lacking |= _NO_END
+    else:
+        parts += (_COMPLETED, encoding.of_time(keys.completed))
+    if keys.scheduled is None:
+        lacking |= _NO_SCHEDULE
+    else:
+        parts += (_SCHEDULED, encoding.of_time(keys.scheduled))
     if keys.due is not None:
         parts += (_DUE, encoding.of_time(keys.due))
     return lacking
@@ -71,13 +104,15 @@ def _add_times(keys: Keys, parts: list[bytes]) -> int:
 def _add_others(keys: Keys, parts: list[bytes]) -> int:
     lacking = 0
     if keys.priority is None:
-        lacking |= indexes.MISSING_BITS["priority"]
+        lacking |= _NO_PRIORITY
     else:
         parts += _keyed(_PRIORITY, encoding.of_number(keys.priority))
     if keys.status is None:
-        lacking |= indexes.MISSING_BITS["status"]
+        lacking |= _NO_STATUS
     else:
-        parts += _keyed(_STATUS, encoding.of_text(keys.status))
+        status = keys.status
+        short = len(status) <= MOST_REMEMBERED_CHARS
+        parts += _keyed(_STATUS, encoding.of_word(status) if short else encoding.of_text(status))
     if keys.ready is not None:
         parts += _keyed(_READY, encoding.of_text(keys.ready))
     return lacking

@@ -26,8 +26,12 @@ log = logs.get(__name__)
 APPLY_AT_ENTRIES = 4096
 """Entries that are applied at once when they have gathered; fewer wait a quarter of the time bound."""
 
+PACE_BYTES = 16 * 1024 * 1024
+"""Rows in memory that the state does not have yet, by their size; then commits wait for those under way. More of them
+would make nothing faster: it is the state then that sets the pace."""
+
 MOST_WAITING_BYTES = 64 * 1024 * 1024
-"""Rows in memory that the state does not have yet, by their size; then commits wait, as they do for their number."""
+"""The same while the disk is full: then commits are refused, as they are for their number."""
 
 RETRY_SECONDS = 1.0
 """Pause before the state is applied again after the disk was full."""
@@ -46,10 +50,9 @@ class Applying:
         *,
         most_entries: int,
         most_seconds: float,
-        applied: Callable[[Waiting], None],
         failed: Callable[[str], None],
     ) -> None:
-        """`applied` is told what the state has taken, `failed` why it can no longer follow."""
+        """`failed` is told why the state can no longer follow."""
         self.stuck = False
         """The disk is full: the state cannot follow the log for now."""
         self._loop = asyncio.get_running_loop()
@@ -58,7 +61,6 @@ class Applying:
         self._end = end
         self._most_entries = most_entries
         self._most_seconds = most_seconds
-        self._tell_applied = applied
         self._tell_failed = failed
         self._fresh = Waiting()
         self._since = 0.0
@@ -115,7 +117,7 @@ class Applying:
         fresh, under_way = self._fresh, self._under_way
         if fresh.entries + under_way.entries >= self._most_entries:
             return True
-        if fresh.bytes + under_way.bytes >= MOST_WAITING_BYTES:
+        if fresh.bytes + under_way.bytes >= (MOST_WAITING_BYTES if self.stuck else PACE_BYTES):
             return True
         late = bool(fresh.rows) and time.monotonic() - self._since > self._most_seconds
         return late and self._is_under_way
@@ -178,12 +180,11 @@ class Applying:
                 self._tell_failed(f"state.db failed: {problem}")
                 return
             else:
-                self._applied(waiting, upto)
+                self._applied(upto)
                 return
 
-    def _applied(self, waiting: Waiting, upto: End) -> None:
+    def _applied(self, upto: End) -> None:
         self.stuck = False
-        self._tell_applied(waiting)
         self._under_way = Waiting()
         self._is_under_way = False
         self._wake(upto.position)

@@ -7,12 +7,17 @@ generation has taken half of the room the old one is dropped, and what is still 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from itertools import count
+from operator import attrgetter
+from typing import Final
 
 from ..port import REMOVED, Key, Keys, LogEntry, Row
 from .log import Change
 
-OVERHEAD_BYTES = 600
+_event_of = attrgetter("event")
+
+OVERHEAD_BYTES = 900
 """What a cached row costs beside its body: the objects around it, measured."""
 
 
@@ -44,6 +49,10 @@ class Waiting:
     def know(self, keys: Sequence[Key], stored: Sequence[Row | None]) -> None:
         """What the batch that is taken next replaces: the state is then spared what stays the same."""
         rows, before = self.rows, self.before
+        if stored.count(None) == len(stored):
+            # None of them is in the state, and none is here but as removed: then that is known of it already.
+            before.update(dict.fromkeys(keys))
+            return
         # Of a record that the batch changes more than once the state has what the first change replaces.
         for key, row in dict(zip(reversed(keys), reversed(stored), strict=True)).items():
             if key not in rows and key not in before and (row is None or not row.deleted):
@@ -53,14 +62,14 @@ class Waiting:
         """Take over a batch whose first entry has this position; returns what it costs in bytes."""
         if keys is None:
             keys = [change.row.key for change in changes]
-        rows, size = self.rows, 0
-        for position, key, change in zip(count(first), keys, changes, strict=False):
-            row = change.row
-            rows[key] = row
-            size += OVERHEAD_BYTES + len(row.body) + len(row.marks)
+        taken = [change.row for change in changes]
+        self.rows.update(zip(keys, taken, strict=True))
+        size = OVERHEAD_BYTES * len(taken)
+        for place, row in enumerate(taken):
+            size += len(row.body) + len(row.marks)
             if row.deleted == REMOVED:
-                self.removed[key] = position
-                self.before[key] = None
+                self.removed[keys[place]] = first + place
+                self.before[keys[place]] = None
         self.bytes += size
         self.entries += len(changes)
         self._batches.append((first, changes, keys))
@@ -70,9 +79,14 @@ class Waiting:
         """The newest rows, without those that are to be removed."""
         return {key: row for key, row in self.rows.items() if row.deleted != REMOVED} if self.removed else self.rows
 
-    def known(self) -> Mapping[Key, Row | None]:
-        """The newest row of each record, None for those that are to be removed."""
-        return {key: present(row) for key, row in self.rows.items()} if self.removed else self.rows
+    def as_one_run(self) -> range | None:
+        """Where in the log all of it is, when each record was changed once, nothing is hidden and nothing lies between:
+        then the rows are in the order of their entries."""
+        begin = self._batches[0][0]
+        run = range(begin, begin + self.entries)
+        last, changes, _ = self._batches[-1]
+        is_whole = len(self.rows) == self.entries and last + len(changes) == run.stop
+        return run if is_whole and all(None not in map(_event_of, each) for _, each, _ in self._batches) else None
 
     def told(self) -> Iterator[tuple[int, Key]]:
         """Where in the log the entries are that make up the history of records."""
@@ -91,45 +105,63 @@ class Waiting:
                     yield LogEntry(str(position), change.event, change.row)
 
 
+class Unknown(Enum):
+    """What a look-up finds that finds nothing."""
+
+    UNKNOWN = 0
+
+
+UNKNOWN: Final = Unknown.UNKNOWN
+
+
 class RowCache:
     """Rows by key; None stands for a record that is known to be absent."""
 
     def __init__(self, most_bytes: int) -> None:
         self._half = max(1, most_bytes // 2)
-        self._young: dict[Key, Row | None] = {}
+        self.young: dict[Key, Row | None] = {}
         self._old: dict[Key, Row | None] = {}
         self._young_bytes = 0
 
-    def find(self, key: Key) -> tuple[bool, Row | None]:
-        """Whether the key is known, and its row."""
-        if key in self._young:
-            return True, self._young[key]
-        if key in self._old:
-            row = self._old[key]
-            self.put(key, row)
-            return True, row
-        return False, None
+    def find(self, key: Key) -> Row | Unknown | None:
+        """Look for a row; whoever is in a hurry looks into `young` first."""
+        row = self.young.get(key, UNKNOWN)
+        if row is UNKNOWN and self._old:
+            row = self._old.get(key, UNKNOWN)
+            if row is not UNKNOWN:
+                self.put(key, row)
+        return row
 
     def put(self, key: Key, row: Row | None) -> None:
-        self._young[key] = row
+        self.young[key] = row
         self._young_bytes += cost(row)
         if self._young_bytes > self._half:
             self._turn_over({}, 0)
 
     def adopt(self, rows: Mapping[Key, Row | None], size: int) -> None:
-        """Take over many rows at once. What fills a whole generation becomes one."""
-        if size * 4 < self._half:
-            for key, row in rows.items():
-                self.put(key, row)
+        """Take over many rows at once, from the oldest to the newest."""
+        if self._young_bytes + size <= self._half:
+            self.young.update(rows)
+            self._young_bytes += size
         elif size <= self._half:
             self._turn_over(rows, size)
         else:
-            # More than there is room for: none of them is hotter than the others, so none is kept. Older copies of
-            # the same rows must go all the same.
+            # More than there is room for: the newest are kept. Older copies of all of them must go.
             self._turn_over({}, 0)
-            self._turn_over({}, 0)
+            self._turn_over(*self._newest(rows))
+
+    def _newest(self, rows: Mapping[Key, Row | None]) -> tuple[dict[Key, Row | None], int]:
+        kept: dict[Key, Row | None] = {}
+        size = 0
+        for key in reversed(list(rows)):
+            more = cost(rows[key])
+            if size + more > self._half:
+                break
+            kept[key] = rows[key]
+            size += more
+        return kept, size
 
     def _turn_over(self, rows: Mapping[Key, Row | None], size: int) -> None:
-        self._old = self._young
-        self._young = dict(rows) if rows else {}
+        self._old = self.young
+        self.young = dict(rows) if rows else {}
         self._young_bytes = size

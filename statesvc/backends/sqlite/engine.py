@@ -7,7 +7,8 @@ Owns the threads, the hand-over between them and what is in memory. Must not kno
     apply thread  writes what was committed to state.db, in large batches, behind the log
     readers       run queries on state.db, after everything committed before the query has been applied
 
-Rows travel fresh -> applying -> cache. Looking one up goes the same way, then to disk.
+A row that is committed is in the cache at once, and waits to be applied beside it. Looking one up asks the cache, then
+what waits, for the cache may have dropped it meanwhile, then the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..numbered import position_of
 from ..port import Cursor, Dump, Engine, EngineBroken, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
 from . import watermark
 from .applying import DISK_FULL, Applying
-from .cache import RowCache, present
+from .cache import UNKNOWN, RowCache, present
 from .checking import faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
@@ -40,6 +41,7 @@ from .log import Change, End
 from .opening import SYNCHRONOUS, Files, open_files
 from .overlay import continued, laid_over, widened
 from .paths import Paths, size_with_wal
+from .presence import Presence
 from .reading import ReadableLog
 from .repairing import repaired
 from .restoring import Incoming, put_in_place
@@ -119,9 +121,9 @@ class SqliteEngine(Engine):
         self._log = ReadableLog(self._paths.log, self._committed.position, self._files.log.visible)
         self._applying = Applying(
             files.state, self._applier, self._committed,
-            most_entries=self._apply_entries, most_seconds=self._apply_seconds,
-            applied=lambda waiting: self._cache.adopt(waiting.known(), waiting.bytes), failed=self._break,
+            most_entries=self._apply_entries, most_seconds=self._apply_seconds, failed=self._break,
         )  # fmt: skip
+        self._presence = Presence(self._readers.run, self._most_records, self._caught_up)
         self._compaction = Compaction(files.log, files.state, self._paths, self._committer.run, self._applier.run)
         self._is_open = True
         self._watch_for_idleness()
@@ -146,6 +148,7 @@ class SqliteEngine(Engine):
         if self._applying.entries:
             log.warning("state_behind_at_close", entries=self._applying.entries)
         self._applying.let_go()
+        self._presence.forget()
         for dump in list(self._files.state.long_readers):
             dump.close()
         self._log.close()
@@ -187,15 +190,23 @@ class SqliteEngine(Engine):
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def peek(self, key: Key) -> Row | None:
+        # Every request passes here, most of them more than once: what is hot is found with one look, as is what is new.
+        found = self._cache.young.get(key, UNKNOWN)
+        if found is not UNKNOWN:
+            return found
+        if self._presence.lacks(key):
+            return None
+        found = self._cache.find(key)
+        if found is not UNKNOWN:
+            return found
         row = self._applying.row(key)
         if row is not None:
             return present(row)
-        known, cached = self._cache.find(key)
-        if known:
-            return cached
         self._check_usable()
         row = self._read_row(key)
         self._cache.put(key, row)
+        if row is None:
+            self._presence.missed()
         return row
 
     def _read_row(self, key: Key) -> Row | None:
@@ -286,18 +297,20 @@ class SqliteEngine(Engine):
             await self._applying.room()
             self._check_usable()
             judged = judge(batch, self.peek)
-            if judged.accepted:
-                changes = [Change(write.event, write.row) for write in judged.accepted]
-                self._committed = await self._append(changes)
+            if judged.changes:
+                self._committed = await self._append(judged.changes)
                 # Only now: an apply that begins while the log is written must not look for rows not there yet.
-                self._take(changes, judged)
+                self._take(judged)
                 self._watch_for_idleness()
         return judged.results
 
-    def _take(self, changes: list[Change], judged: Judged) -> None:
+    def _take(self, judged: Judged) -> None:
         """Changes are committed: from here on everybody sees them."""
+        changes = judged.changes
         self._last_commit = time.monotonic()
+        self._presence.add(judged.new_keys())
         size = self._applying.take(changes, judged.keys, judged.replaced, self._committed)
+        self._cache.adopt(judged.rows, size)
         self._log.take(self._committed.position - len(changes) + 1, changes, size, self._files.log.visible)
 
     async def _append(self, changes: list[Change]) -> End:
@@ -315,6 +328,7 @@ class SqliteEngine(Engine):
             self._broken = EngineBroken(why)
             self._applying.let_go()
             self._log.let_go()
+            self._presence.forget()
             self.broke(self._broken)
 
     async def _everything_applied(self) -> None:
@@ -323,6 +337,16 @@ class SqliteEngine(Engine):
             self._check_usable()
             await self._applying.everything()
             self._check_usable()
+
+    def _most_records(self) -> int:
+        try:
+            return self._reader.most_records()
+        except apsw.Error as problem:
+            raise unreadable(self._paths.state, problem) from None
+
+    async def _caught_up(self) -> bool:
+        await self._everything_applied()
+        return not self._applying.stuck
 
     # --- idleness --------------------------------------------------------------------------------------------------
 
@@ -389,6 +413,8 @@ class SqliteEngine(Engine):
     async def load(self, rows: AsyncIterator[list[Row]]) -> None:
         async with self._loading:
             self._check_usable()
+            # Its rows are about to go: what they take is what the new ones need on their way.
+            self._cache = RowCache(self._cache_bytes)
             new = Incoming(self._paths)
             try:
                 await new.fill(rows)
@@ -442,8 +468,13 @@ class SqliteEngine(Engine):
             if not found:
                 return []
             await self._everything_applied()
-            done: list[str] = await self._applier.run(lambda: repaired(self._files.state, self._paths, found))
-            self._cache = RowCache(self._cache_bytes)
+            self._presence.forget()
+            try:
+                done: list[str] = await self._applier.run(lambda: repaired(self._files.state, self._paths, found))
+            finally:
+                # However far it came: what was read meanwhile may be of before.
+                self._cache = RowCache(self._cache_bytes)
+                self._presence.forget()
             return done
 
     def measures(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ from statesvc_client.errors import Internal
 
 from ... import logs
 from ..port import DataCorrupt, EngineBroken
-from .wal import Tail, unread_tail
+from .wal import Tail, frames, unread_tail
 
 log = logs.get(__name__)
 
@@ -171,20 +171,22 @@ class Checkpoints:
         self._db = db
         self._prepare = prepare
         self._part = part
-        self._pages = 0
+        self._pages = self.PAGES
+        """Of the WAL, at most. It is not asked at every commit: a hook would be one more time that a busy loop has to
+        give the interpreter away before a commit is told."""
         self._tried = 0
         """Pages there were when it was tried last."""
         self.long_readers: WeakSet[Any] = WeakSet()
-        db.set_wal_hook(self._note)
 
-    def _note(self, _db: apsw.Connection, _name: str, pages: int) -> int:
-        self._pages = pages
-        return apsw.SQLITE_OK
-
-    def after_commit(self) -> None:
+    def after_commit(self, written: int | None = None) -> None:
+        """`written`: pages that the commit wrote at most, where that is known."""
+        enough = self.PAGES // self._part
+        if written is not None and self._pages + written < enough:
+            self._pages += written
+            return
+        self._pages = frames(self._db)
         if self._pages < self._tried:
             self._tried = 0  # the WAL began anew
-        enough = self.PAGES // self._part
         if self._pages < enough or self._pages - self._tried < enough // 8:
             return
         self._tried = self._pages

@@ -25,6 +25,11 @@ log = logs.get(__name__)
 
 FORMAT = Format("log", newest=1)
 
+PAGE_BYTES = 4000
+PAGES_BESIDE = 16
+"""Of a payload a page holds so much at least, and so many pages change at most beside those: the way down the tables,
+the map of pages, the header."""
+
 
 class Change(Struct, array_like=True, frozen=True, gc=False):
     """One entry, as it is stored. Without an event it is hidden: only the state takes it in."""
@@ -141,14 +146,14 @@ class LogFile(DatabaseFile):
         first = self.end.position + 1
         payload = _encoder.encode(changes)
         digest = chained(self.end.digest, first, payload)
-        newest = max((change.event.at for change in changes if change.event is not None), default=self.newest)
+        newest = max([change.event.at for change in changes if change.event is not None], default=self.newest)
         total = self.total + len(payload)
         visible = newest_visible(first, changes) or self.visible
         row = (first, len(changes), visible, newest, newest < self.newest, total, digest, payload)
-        with transaction(self._db):
-            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        # A transaction of its own, in a single step: a busy loop is asked for the interpreter once, not three times.
+        self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         self.end, self.newest, self.total, self.visible = End(first + len(changes) - 1, digest), newest, total, visible
-        self._checkpoints.after_commit()
+        self._checkpoints.after_commit(len(payload) // PAGE_BYTES + PAGES_BESIDE)
         return self.end
 
     def batches(self, after: End) -> Iterator[tuple[End, list[Change]]]:

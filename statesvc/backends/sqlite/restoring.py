@@ -34,7 +34,7 @@ from .workers import Worker
 log = logs.get(__name__)
 
 FILL_ROWS = 5000
-FILL_BYTES = 8 * 1024 * 1024
+FILL_BYTES = 1024 * 1024
 """Rows written in one transaction, whichever comes first: bounded memory whatever there is to load."""
 
 NO_ROOM = "the disk is full: old and new need room side by side; nothing was changed"

@@ -28,6 +28,9 @@ log = logs.get(__name__)
 
 FORMAT = Format("state", newest=1)
 
+CACHE_KIB = 8 * 1024
+"""Pages the apply thread keeps: all that some thousands of new records touch, wherever in the indexes they belong."""
+
 MARK_SUFFIX = ".watermark"
 """What is known to be safe stands in a file of the state's name with this suffix."""
 
@@ -55,6 +58,9 @@ SELECT position FROM history
 WHERE record = (SELECT rowid FROM record WHERE kind = ? AND id = ?) AND position > ?
 ORDER BY position LIMIT ?
 """
+
+KEYS_BEHIND = "SELECT kind, id FROM record WHERE (kind, id) > (?, ?) ORDER BY kind, id LIMIT ?"
+"""All keys there are, tombstones included, a part at a time."""
 
 decode_row = msgspec.msgpack.Decoder(Row).decode
 
@@ -94,6 +100,10 @@ class StateFile(DatabaseFile):
             log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 
     def _load(self) -> None:
+        # A transaction holds its pages in here; what does not fit is written to the WAL more than once.
+        self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        # A statement of many rows notes how to undo itself: in memory, it is never more than the pages it changes.
+        self._db.execute("PRAGMA temp_store = MEMORY")
         self.applied = self._facts(self._epoch, self._start)
         self.secured = 0 if self._mark is None else self._mark.position
         if self.applied.position < self.secured:
@@ -178,6 +188,13 @@ class StateReader:
     def count(self, query: Query) -> int:
         sql, values = statement(msgspec.structs.replace(query, limit=-1))
         return int(self._db.execute(f"SELECT count(*) FROM ({sql})", values).get)  # noqa: S608
+
+    def keys_behind(self, place: Key, limit: int) -> list[Key]:
+        return [(kind, name) for kind, name in self._db.execute(KEYS_BEHIND, (*place, limit))]
+
+    def most_records(self) -> int:
+        """A number that the records are not more than."""
+        return int(self._db.execute("SELECT max(rowid) FROM record").get or 0)
 
     def kinds(self) -> list[str]:
         return [kind for (kind,) in self._db.execute(KINDS)]

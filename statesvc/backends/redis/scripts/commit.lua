@@ -1,6 +1,7 @@
 -- Apply units of conditional writes, each wholly or not at all, in their order.
 -- ARGV: format, epoch, 1 in a Cluster, number of units; then a unit: number of writes; a write: kind, id, the stamp it
--- expects ("" for no row), 1 when the row is to go for good, the stored row, when it happened, the event ("" for none).
+-- expects ("" for no row), the digest of the very row it expects ("" for any of that stamp), 1 when the row is to go for
+-- good, the stored row, when it happened, the event ("" for none).
 -- Returns {'ok', newest log number, a 1 or 0 for each unit, bytes of the log}; {'epoch'} or {'format', oldest} when all is refused.
 
 local oldest, epoch, generation, newest, log_bytes =
@@ -12,7 +13,7 @@ end
 of_generation(generation)
 newest, log_bytes = tonumber(newest), tonumber(log_bytes)
 
-local WIDTH = 7
+local WIDTH = 8
 local units = tonumber(ARGV[4])
 
 -- Every record named, read with one command a kind.
@@ -50,14 +51,14 @@ end
 local entries = {}
 
 local function take(record, first)
-  local value, event = ARGV[first + 4], ARGV[first + 6]
-  local goes = ARGV[first + 3] == '1'
+  local value, event = ARGV[first + 5], ARGV[first + 7]
+  local goes = ARGV[first + 4] == '1'
   if event ~= '' then
     newest = newest + 1
     local row, name = row_of(value), number(newest)
     log_bytes = log_bytes + #event + #row
     entries[#entries + 1] =
-      {name .. '-0', 'k', record.kind, 'i', record.id, 't', ARGV[first + 5], 'e', event, 'r', row}
+      {name .. '-0', 'k', record.kind, 'i', record.id, 't', ARGV[first + 6], 'e', event, 'r', row}
     if not goes then
       record.numbers = record.numbers or {}
       record.numbers[#record.numbers + 1] = name
@@ -86,8 +87,12 @@ for unit = 1, units do
   local met = true
   local last = at + (writes - 1) * WIDTH
   for place = at, last, WIDTH do
-    local record, expected = records[ARGV[place]][ARGV[place + 1]], ARGV[place + 2]
-    if record.stamp ~= expected or (record.lost and record.lost[expected]) then
+    local record, expected, digest = records[ARGV[place]][ARGV[place + 1]], ARGV[place + 2], ARGV[place + 3]
+    if
+      record.stamp ~= expected
+      or (record.lost and record.lost[expected])
+      or (digest ~= '' and redis.sha1hex(record.now) ~= digest)
+    then
       met = false
       break
     end
@@ -97,7 +102,7 @@ for unit = 1, units do
     if met then
       take(record, place)
     else
-      lose(record, ARGV[place + 4])
+      lose(record, ARGV[place + 5])
     end
   end
   results[unit] = met and '1' or '0'
