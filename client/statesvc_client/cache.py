@@ -23,6 +23,7 @@ from .writes import UNKNOWN, Seen, Unknown, Write
 
 View = Fields | None
 
+_FIELDS_ONLY = frozenset({"create", "update"})
 _PLAIN_OPS = frozenset({"create", "update", "emit"})
 
 EVICT_STEPS = 64
@@ -32,10 +33,12 @@ EVICT_STEPS = 64
 class Read:
     """A question under way. What own writes touch meanwhile, its answer cannot speak about."""
 
-    __slots__ = ("touched",)
+    __slots__ = ("overflowed", "touched")
 
     def __init__(self) -> None:
         self.touched: set[str] = set()
+        self.overflowed = False
+        """Records were let go meanwhile, perhaps some it has spoken about."""
 
 
 class Cache:
@@ -59,7 +62,7 @@ class Cache:
         self.live = 0
         self.wanted: dict[str, None] = {}
         """Records whose true state has to be asked for."""
-        self._own: dict[str, Write] = {}
+        self.own: dict[str, Write] = {}
         """The newest undecided write of each record; the earlier ones hang on it."""
         self._order: deque[str] = deque()
         self._reads: list[Read] = []
@@ -70,14 +73,14 @@ class Cache:
         """Show a write that was just made."""
         id = write.id
         before = self.views.get(id, UNKNOWN)
-        newest = self._own.get(id)
+        newest = self.own.get(id)
         if newest is not None:
             newest.later, write.earlier = write, newest
         else:
             write.below = before
             if type(before) is dict:
                 write.revision = before.get("revision")
-        self._own[id] = write
+        self.own[id] = write
         if write.flat and type(before) is dict and write.more is None:
             # The common case, an update by plain fields of a record that is shown, and so without calls.
             self.views[id] = after = before | write.fields
@@ -106,9 +109,43 @@ class Cache:
         """A noted write became part of the one before it: what is shown stays."""
         self._unlink(gone)
 
+    def applied_all(self, decided: list[Write]) -> None:
+        """Writes were taken by the daemon, each the oldest undecided one of its record."""
+        own, views, waiting = self.own, self.views, self.images.waiting
+        for write in decided:
+            id = write.id
+            view = views.get(id)
+            if (
+                view is None
+                or own.get(id) is not write
+                or write.earlier is not None
+                or write.more is not None
+                or write.doubtful
+                or write.op not in _FIELDS_ONLY
+            ):
+                self.applied(write)
+                continue
+            # The common case, a record with nothing else of ours under way, and so nearly without calls.
+            del own[id]
+            write.below = None
+            revision = 0 if write.op == "create" else write.revision
+            if id in waiting and write.flat and self.images.confirmed_at_once(write, view):
+                continue
+            if revision is not None:
+                views[id] = view = view.copy()
+                view["revision"] = revision + 1
+            if self.followed:
+                self.images.guess(id, write.fields if write.flat and "uid" in view else None)
+            if id in waiting:
+                self.images.take_up(id)
+        for _ in decided:
+            if len(views) <= self.most:
+                break
+            self.evict()
+
     def applied(self, write: Write) -> None:
         """The oldest undecided write of a record was taken by the daemon."""
-        if write.id not in self._own:
+        if write.id not in self.own:
             return
         revision = _revision_after(write)
         later = write.later
@@ -118,6 +155,7 @@ class Cache:
         if later is not None:
             later.below, _ = foresight.foreseen(write.below, write)
             later.revision = revision
+            self.images.unsettled(write.id)
             later.doubtful = later.doubtful or write.doubtful
         elif write.doubtful:
             # It succeeded where it should not have: the record was not what we thought.
@@ -131,14 +169,14 @@ class Cache:
     def _applied_with_care(self, write: Write) -> None:
         if write.op == "delete":
             self.images.ended(write.id, _uid(write.below))
-            if write.id in self._own:
+            if write.id in self.own:
                 self.wanted[write.id] = None  # made again at once: which of two lives an image is of could not be told
         elif not self.followed and not foresight.is_certain(write):
             self.wanted[write.id] = None
 
     def rejected(self, write: Write, error: StateError) -> None:
         """Take a write back: the state below it, with the later own writes put on again."""
-        if write.id not in self._own:
+        if write.id not in self.own:
             return
         view = _state_below(write)
         if error.code == "not_found":
@@ -159,21 +197,18 @@ class Cache:
         if error.code != "not_found":
             self.wanted[write.id] = None  # it is not what we thought it was
         write.below = None
-        if write.id not in self._own:
+        if write.id not in self.own:
             self.images.unsettled(write.id)
             if view is None:
                 self._settle(write.id, None)
 
     def forget_own(self) -> None:
         """The undecided writes belong to somebody else now; what they showed stays as it is."""
-        self.images.guessed |= self._own.keys()
-        self._own.clear()
+        self.images.guessed |= dict.fromkeys(self.own)
+        self.own.clear()
         self._reads.clear()
         self.images.start_over()
         self.followed = self.listing = False
-
-    def has_own(self, id: str) -> bool:
-        return id in self._own
 
     def _unlink(self, write: Write) -> None:
         earlier, later = write.earlier, write.later
@@ -182,9 +217,9 @@ class Cache:
         if later is not None:
             later.earlier = earlier
         elif earlier is not None:
-            self._own[write.id] = earlier
+            self.own[write.id] = earlier
         else:
-            del self._own[write.id]
+            del self.own[write.id]
         write.earlier = write.later = None
 
     def _settle(self, id: str, revision: int | None) -> None:
@@ -197,7 +232,7 @@ class Cache:
             self._hide(id)
         self.images.settled(id)
         if len(self.views) > self.most:
-            self._evict()
+            self.evict()
 
     def _touch(self, id: str) -> None:
         for read in self._reads:
@@ -220,7 +255,7 @@ class Cache:
         `forced` after a change of epoch, where older may be true.
         """
         id = record.get(self.id_field)
-        if not isinstance(id, str) or id in self._own or id in read.touched:
+        if not isinstance(id, str) or id in self.own or id in read.touched:
             return
         known = self.views.get(id)
         if known is not None and not forced and id not in self.images.guessed and _is_older(record, known):
@@ -232,7 +267,7 @@ class Cache:
         self.images.read(id)
 
     def learn_absent(self, id: str, read: Read) -> None:
-        if id not in self._own and id not in read.touched:
+        if id not in self.own and id not in read.touched:
             self._note_over(id, self.views.get(id))
             self._show_absent(id)
             self.images.read(id)
@@ -256,9 +291,12 @@ class Cache:
 
     def take(self, id: str, record: Fields, *, other_life: bool) -> None:
         """Show what the log said. An answer that is under way must not bring an earlier life back."""
-        if other_life:
+        if other_life and self._reads:
             self._touch(id)
-        self._show(id, record)
+        if self.views.get(id) is not None:
+            self.views[id] = record  # the common case: one record for another
+        else:
+            self._show(id, record)
 
     def take_absent(self, id: str) -> None:
         self._touch(id)
@@ -270,10 +308,13 @@ class Cache:
 
     def learn_all(self, seen: Iterable[str], read: Read, *, complete: bool) -> None:
         """A whole listing was taken in: what it did not hold is not there, or is beyond the cache's scope."""
-        stale = self.views.keys() - set(seen) - self._own.keys() - read.touched
+        stale = self.views.keys() - set(seen) - self.own.keys() - read.touched
         for id in stale:
             self._hide(id)
-        self.complete = complete
+        # Own writes kept the listing from speaking about these, and the log is followed from its beginning on: what
+        # happened to them just before that, nobody would tell.
+        self.wanted |= dict.fromkeys(read.touched)
+        self.complete = complete and not read.overflowed
 
     # --- what is held ----------------------------------------------------------------------------------------------
 
@@ -288,7 +329,7 @@ class Cache:
         if old is UNKNOWN:
             self._order.append(id)
             if len(views) > self.most:
-                self._evict()
+                self.evict()
             elif len(self._order) > 2 * len(views) + 1024:
                 self._order = deque(views)
             old = None
@@ -296,12 +337,14 @@ class Cache:
             self.live += 1 if old is None else -1
 
     def _hide(self, id: str) -> None:
-        self.images.guessed.discard(id)
+        self.images.guessed.pop(id, None)
         if self.views.pop(id, None) is not None:
             self.live -= 1
 
-    def _evict(self) -> None:
-        """Let go of the records held longest; one with own undecided writes is needed to take them back.
+    def evict(self) -> None:
+        """Let go of the records held longest. One with own undecided writes is needed to take them back, and one whose
+        own writes the log has not come to yet, to know what is older than they are; that up to twice the bound, for
+        the log may be out of reach.
 
         Looks at a few at a time: while all are needed the bound is passed, and kept again once they are settled.
         """
@@ -309,11 +352,13 @@ class Cache:
             if len(self.views) <= self.most:
                 return
             id = self._order.popleft()
-            if id in self._own:
+            if id in self.own or (id in self.images.guessed and len(self.views) <= 2 * self.most):
                 self._order.append(id)
             elif id in self.views:
                 self._hide(id)
                 self.complete = False
+                for read in self._reads:
+                    read.overflowed = True
 
 
 def _revision_after(write: Write) -> int | None:

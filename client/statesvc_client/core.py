@@ -279,7 +279,8 @@ class Core:
     async def room(self, timeout: float | None) -> None:
         """Return once the outbox has room. Raises `OutboxFull`."""
         await self.begin()
-        await self.waits.until_room(self.options.block_seconds if timeout is None else timeout)
+        if not self.desk.has_room():
+            await self.waits.until_room(self.options.block_seconds if timeout is None else timeout)
 
     async def until(self, condition: Callable[[], object], timeout: float | None) -> None:
         """Return once a condition on the cache holds. Raises `TimeoutError`."""

@@ -10,11 +10,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from . import writes
 from .adapter_errors import Closed, OutboxFull, SpoolError
 from .cache import Cache, View
 from .errors import StateError
@@ -65,6 +66,15 @@ class Tally:
     def __init__(self) -> None:
         self.sent = self.resent = self.acked = self.rejected = self.merged = 0
         self.dropped = self.duplicates = self.connects = self.epochs = self.restored = 0
+
+
+class Slice(NamedTuple):
+    """Writes to be sent now."""
+
+    data: bytes
+    """Their frames."""
+    unfit: list[tuple[Write, StateError]]
+    """Those that this daemon would not even read, and why: they are not in `data`."""
 
 
 class _Caches(dict[str, Cache]):
@@ -231,20 +241,22 @@ class Desk:
 
     # --- out, by the sender ----------------------------------------------------------------------------------------
 
-    def take(self, limits: Limits, most_in_flight: int, *, may_sleep: bool) -> tuple[list[Write], list[bytes]]:
-        """The next writes and their frames. With nothing to send and `may_sleep`, the next write wakes the sender."""
+    def take(self, limits: Limits, most_in_flight: int, *, may_sleep: bool) -> Slice | None:
+        """The next writes, as they are sent. With nothing to send and `may_sleep`, the next write wakes the sender."""
         with self._lock:
             most = min(most_in_flight, limits.requests_in_flight, self.options.window_records)
             taken = self.outbox.take(self.options.slice_records, most, self.options.window_bytes)
-            floor = self._floor()
-            if not taken and may_sleep:
-                self.asleep = True
-            lines = [write.line(floor) for write in taken]
+            if not taken:
+                self.asleep = self.asleep or may_sleep
+                return None
+            slice_ = _slice(taken, self._floor(), limits)
             for write in taken:
-                self.tally.resent += write.sent
-                write.sent = True
+                if write.sent:
+                    self.tally.resent += 1
+                else:
+                    write.sent = True
             self.tally.sent += len(taken)
-        return taken, lines
+        return slice_
 
     def fall_asleep(self) -> None:
         with self._lock:
@@ -265,8 +277,8 @@ class Desk:
         """Note a slice of what the daemon decided; returns whether more is left of it."""
         with self._lock:
             done = self.outbox.acknowledged(upto, self.options.slice_records)
-            for write in done:
-                self.caches[write.kind].applied(write)
+            for kind, applied in _by_kind(done):
+                self.caches[kind].applied_all(applied)
             self.tally.acked += len(done)
             if done and self.spool is not None:
                 self.spool.decided_upto(done[-1].seq, done)
@@ -302,7 +314,7 @@ class Desk:
     def _after_progress(self) -> None:
         if self.spool is not None and self.spool.wants_compaction:
             self._compact(self.spool)
-        if self._waiting_for_room:
+        if self._waiting_for_room and self.outbox.has_spare_room():
             self._room.notify_all()
 
     def _compact(self, spool: Spool) -> None:
@@ -377,6 +389,23 @@ class Desk:
                 spooled=self.outbox.queued if self.spool is not None else 0,
                 cached=sum(cache.live for cache in self.caches.values()),
             )
+
+
+def _by_kind(made: list[Write]) -> Iterable[tuple[str, list[Write]]]:
+    """The writes of each kind, in their order; nearly always they are all of one."""
+    kinds = {write.kind for write in made}
+    if len(kinds) == 1:
+        return ((made[0].kind, made),)
+    return [(kind, [write for write in made if write.kind == kind]) for kind in kinds]
+
+
+def _slice(taken: list[Write], floor: int, limits: Limits) -> Slice:
+    data = writes.lines(taken, floor)
+    if len(data) + writes.ENVELOPE_BYTES <= limits.frame_bytes:
+        return Slice(data, [])  # all together fit one frame, and so does each
+    judged = [(write, writes.fits(write, limits)) for write in taken]
+    fit = [write for write, problem in judged if problem is None]
+    return Slice(writes.lines(fit, floor), [(write, problem) for write, problem in judged if problem is not None])
 
 
 def new_client_id() -> str:

@@ -34,7 +34,7 @@ class Placed(Protocol):
 EventType = TypeVar("EventType", bound=Placed)
 
 
-class Line(Struct, Generic[EventType]):
+class Line(Struct, Generic[EventType], gc=False):
     """A line of a watch: its beginning, an event, or its end."""
 
     event: EventType | None = None
@@ -114,30 +114,33 @@ class Feed(Generic[EventType]):
             raise self._ended
 
     def _take_lines(self, lines: list[bytes]) -> None:
+        if self._ended is not None:
+            return
         events: list[EventType] = []
-        for line in lines:
-            if self._ended is None:
-                self._take_line(line, events)
+        try:
+            for line in lines:
+                said = self._decode(line)
+                if said.event is not None:
+                    events.append(said.event)
+                elif not self._goes_on(said):
+                    break
+        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+            self._end("internal", f"the other side does not speak this protocol: {problem}")
         if events:
             self._backoff.reset()
             self.cursor = events[-1].cursor
             self._take(events)
 
-    def _take_line(self, line: bytes, events: list[EventType]) -> None:
-        try:
-            said = self._decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-            self._end("internal", f"the other side does not speak this protocol: {problem}")
-            return
-        if said.event is not None:
-            events.append(said.event)
-        elif said.success:
-            self.cursor = self.cursor or said.cursor
-            self.begun_at = self.begun_at or self.cursor
-            self.begun.set()
-            self._backoff.reset()
-        else:
+    def _goes_on(self, said: Line[EventType]) -> bool:
+        """Take in the beginning of the watch, or its end."""
+        if not said.success:
             self._end(said.code or "internal", said.error or "no reason given")
+            return False
+        self.cursor = self.cursor or said.cursor
+        self.begun_at = self.begun_at or self.cursor
+        self.begun.set()
+        self._backoff.reset()
+        return True
 
     def _end(self, code: str, text: str) -> None:
         self._ended = from_reply(code, text, None)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from .adapter_errors import Closed
 from .backoff import Backoff
@@ -22,24 +21,23 @@ from .calls import is_numbered
 from .desk import Desk
 from .errors import Gone, NotFound, StateError
 from .feed import Decoder, Line, Take
-from .images import Image
+from .images import Answered, Image
 from .options import Options
-from .wire import Happening
 
 log = logging.getLogger("statesvc_client")
 
 FETCH_SECONDS = 0.1
 """Between two tries to read a record that own writes keep touching."""
 
-SLICE_EVENTS = 16
+SLICE_EVENTS = 32
 """Events taken in before the lock is let go: about a tenth of a millisecond."""
 
 Ask = Callable[[str, dict[str, Any], float | None], Awaitable[dict[str, Any]]]
 Spawn = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
-Follow = Callable[[dict[str, Any], Decoder[Happening], Take[Happening]], Awaitable[None]]
+Follow = Callable[[dict[str, Any], Decoder[Image], Take[Image]], Awaitable[None]]
 """Follow a watch until it cannot go on."""
 
-_decoder = msgspec.json.Decoder(Line[Happening])
+_decoder = msgspec.json.Decoder(Line[Image])
 
 
 class Learner:
@@ -117,10 +115,9 @@ class Learner:
             log.warning("the daemon will not tell of changes of kind %s: %s", cache.kind, problem)
         return False
 
-    def _observe(self, cache: Cache, events: list[Happening]) -> None:
-        for start in range(0, len(events), SLICE_EVENTS):
-            images = [_image(event) for event in events[start : start + SLICE_EVENTS]]
-            self._desk.with_lock(partial(_observe_all, cache, images))
+    def _observe(self, cache: Cache, images: list[Image]) -> None:
+        for start in range(0, len(images), SLICE_EVENTS):
+            self._desk.with_lock(partial(cache.images.observe_all, images[start : start + SLICE_EVENTS]))
         self.fetch_wanted()
         self.on_news()
 
@@ -279,18 +276,8 @@ def _written(message: dict[str, Any], id_field: str) -> list[str]:
     return [id for id in ids if isinstance(id, str) and id]
 
 
-def _image(event: Happening) -> Image:
-    body = None if event.record is UNSET else event.record
-    return Image(event.id, event.uid, event.revision, body, event.type == "left")
-
-
 def _image_of(record: dict[str, Any], id_field: str) -> Image:
-    return Image(str(record.get(id_field)), record.get("uid"), record.get("revision", 0), record)
-
-
-def _observe_all(cache: Cache, images: Iterable[Image]) -> None:
-    for image in images:
-        cache.images.observe(image)
+    return Answered(str(record.get(id_field)), record.get("uid"), record.get("revision", 0), shown=record)
 
 
 def _begin_listing(cache: Cache, *, followed: bool) -> Read:

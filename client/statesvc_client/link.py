@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import writes
 from .backoff import Backoff
 from .connection import Asking, Connection, PeerCheck, anybody
 from .desk import Desk
@@ -30,6 +29,9 @@ log = logging.getLogger("statesvc_client")
 EAGER_SECONDS = 0.01
 """Between tries while a daemon is known to be starting."""
 
+LOOKS = 4
+"""How often, within the time a silence may last, the link looks whether anything was heard."""
+
 
 class Events(NamedTuple):
     """Whom the link tells."""
@@ -37,6 +39,22 @@ class Events(NamedTuple):
     connected: Callable[[Received], None]
     refused: Callable[[], None]
     rejected: Callable[[Write, StateError], None]
+
+
+class Silence:
+    """How long the other side has owed an answer, counted in looks: no clock that ran on while our own loop stood still
+    is held against it, and a connection on which nothing was asked is not silent."""
+
+    def __init__(self) -> None:
+        self._heard: float | None = None
+        self._looks = 0
+
+    def is_too_long(self, heard: float, *, owed: bool) -> bool:
+        """At each look: when something was last heard, and whether an answer is owed now. True once it was owed, and
+        nothing heard, from one look to the next, `LOOKS` times in a row."""
+        self._looks = self._looks + 1 if owed and heard == self._heard else 0
+        self._heard = heard if owed else None
+        return self._looks >= LOOKS
 
 
 class Link:
@@ -136,10 +154,10 @@ class Link:
             self._end_session()
 
     async def _watch_for_silence(self, connection: Connection) -> None:
-        patience = self._options.answer_seconds
+        patience, silence = self._options.answer_seconds, Silence()
         while not connection.lost.done():
-            await asyncio.wait([connection.lost], timeout=patience / 4)
-            if self._desk.outbox.in_flight and self._loop.time() - connection.heard > patience:
+            await asyncio.wait([connection.lost], timeout=patience / LOOKS)
+            if silence.is_too_long(connection.heard, owed=self._desk.outbox.in_flight > 0):
                 log.warning("the daemon has been silent for %g s with writes in flight; connecting anew", patience)
                 connection.abort()
 
@@ -183,9 +201,11 @@ class Link:
         if connection is None or self._pumping or not connection.writable:
             return
         window = 1 if self._careful_upto >= self._desk.outbox.floor else self._limits.requests_in_flight
-        taken, lines = self._desk.take(self._limits, window, may_sleep=not self._options.linger_seconds)
-        if taken:
-            self._send(connection, taken, lines)
+        taken = self._desk.take(self._limits, window, may_sleep=not self._options.linger_seconds)
+        if taken is not None:
+            for write, problem in taken.unfit:
+                self._reject(write, problem)
+            connection.send(taken.data)
             self._pumping = True
             self._loop.call_soon(self._pump_again)
         elif self._options.linger_seconds and self._doze is None:
@@ -200,14 +220,6 @@ class Link:
         self._doze = None
         self._desk.fall_asleep()
         self._pump()
-
-    def _send(self, connection: Connection, taken: list[Write], lines: list[bytes]) -> None:
-        for place, write in enumerate(taken):
-            problem = writes.fits(write, self._limits)
-            if problem is not None:
-                lines[place] = b""
-                self._reject(write, problem)
-        connection.send(b"".join(lines))
 
     # --- in --------------------------------------------------------------------------------------------------------
 
@@ -226,6 +238,8 @@ class Link:
 
     def _take(self, reply: Received) -> None:
         if reply.acked is not None:
+            if self._decisions and self._decisions[-1][1] is None:
+                self._decisions.pop()  # the next run holds the one before
             self._decisions.append((reply.acked, None))
         elif not reply.success:
             self._take_failure(reply)

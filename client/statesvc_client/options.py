@@ -104,7 +104,7 @@ class Options:
     """Bytes of writes in flight."""
     window_records: int = 512
     """Writes in flight. The daemon keeps a mark for each of them on its record, so more is not always faster."""
-    slice_records: int = 64
+    slice_records: int = 128
     """Writes sent or decided before others get their turn: about a tenth of a millisecond."""
     linger_seconds: float = 0.0
     """How long the sender looks for more before it sleeps; waking it costs the caller a system call."""

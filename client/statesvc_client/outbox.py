@@ -18,6 +18,9 @@ OVERHEAD = 100
 SCAN_STEPS = 256
 """Writes looked at for merging in one call: the lock is held meanwhile, and a full outbox holds a great many."""
 
+SPARE_SHARE = 32
+"""The part of the bounds that is free again before those who wait for room are woken."""
+
 _TRIM = 4096
 """Decided writes kept at the front before the list is cut: cutting costs its length."""
 
@@ -62,6 +65,12 @@ class Outbox:
         bytes_ = self.max_bytes + (self.max_bytes // share if share else 0)
         # A write larger than the whole bound may pass when it is alone, or it never could.
         return self.queued < records and (self.queued_bytes + size <= bytes_ or not self.queued)
+
+    def has_spare_room(self) -> bool:
+        """Room worth waking somebody for: to wake a thread for a few writes costs more than they do."""
+        spare = self.max_records - self.max_records // SPARE_SHARE
+        spare_bytes = self.max_bytes - self.max_bytes // SPARE_SHARE
+        return not self.queued or (self.queued < spare and self.queued_bytes < spare_bytes)
 
     def has_bytes(self, more: int) -> bool:
         return self.queued_bytes + more <= self.max_bytes
@@ -141,17 +150,20 @@ class Outbox:
     def take(self, most: int, most_in_flight: int, most_bytes: int) -> list[Write]:
         """The next writes to send, within the window. A write larger than the window goes alone."""
         taken: list[Write] = []
-        queue = self._writes
-        while len(taken) < most and self._next < len(queue) and self.in_flight < most_in_flight:
-            write = queue[self._next]
+        queue, place, end = self._writes, self._next, len(self._writes)
+        most = min(most, most_in_flight - self.in_flight)
+        in_flight, bytes_ = self.in_flight, self.in_flight_bytes
+        while len(taken) < most and place < end:
+            write = queue[place]
             if not write.decided:
                 size = len(write.body) + OVERHEAD
-                if self.in_flight and self.in_flight_bytes + size > most_bytes:
+                if bytes_ + size > most_bytes and (in_flight or taken):
                     break
-                self.in_flight += 1
-                self.in_flight_bytes += size
+                bytes_ += size
                 taken.append(write)
-            self._next += 1
+            place += 1
+        self._next = place
+        self.in_flight, self.in_flight_bytes = in_flight + len(taken), bytes_
         return taken
 
     def rewind(self) -> None:
@@ -167,16 +179,26 @@ class Outbox:
         return self._writes[self._first].seq if self._first < len(self._writes) else self.last_seq + 1
 
     def acknowledged(self, upto: int, most: int) -> list[Write]:
-        """Take up to `most` undecided writes with a seq of at most `upto` off the front."""
+        """Take up to `most` undecided writes with a seq of at most `upto` off the front.
+
+        What one write changes is added up and noted once: this is done for every write there is.
+        """
         done: list[Write] = []
-        queue = self._writes
-        while len(done) < most and self._first < min(self._next, len(queue)):
-            write = queue[self._first]
+        queue, place, end = self._writes, self._first, min(self._next, len(self._writes))
+        size = 0
+        while len(done) < most and place < end:
+            write = queue[place]
             if write.seq > upto:
                 break
-            self._decide(write)
-            done.append(write)
-            self._skip_decided()
+            place += 1
+            if not write.decided:
+                write.decided = True
+                size += len(write.body) + OVERHEAD
+                done.append(write)
+        self._first = place
+        self._forget_latest(done)
+        self._note_decided(len(done), size)
+        self._skip_decided()
         return done
 
     def find(self, seq: int) -> Write | None:
@@ -192,22 +214,28 @@ class Outbox:
         return self._writes[self._first] if self.in_flight == 1 and self._first < self._next else None
 
     def decide(self, write: Write) -> None:
-        self._decide(write)
+        write.decided = True
+        self._forget_latest([write])
+        self._note_decided(1, len(write.body) + OVERHEAD)
         self._skip_decided()
 
     def waiting(self) -> list[Write]:
         """Every undecided write, oldest first."""
         return [write for write in self._writes[self._first :] if not write.decided]
 
-    def _decide(self, write: Write) -> None:
-        write.decided = True
-        if self._latest and self._latest.get((write.kind, write.id)) is write:
-            del self._latest[write.kind, write.id]
-        size = len(write.body) + OVERHEAD
-        self.queued -= 1
+    def _forget_latest(self, decided: list[Write]) -> None:
+        latest = self._latest
+        if not latest:
+            return  # nothing was scanned: there was always room
+        for write in decided:
+            if latest.get((write.kind, write.id)) is write:
+                del latest[write.kind, write.id]
+
+    def _note_decided(self, count: int, size: int) -> None:
+        self.queued -= count
         self.queued_bytes -= size
         if self.in_flight:
-            self.in_flight -= 1
+            self.in_flight -= count
             self.in_flight_bytes -= size
 
     def _skip_decided(self) -> None:

@@ -46,6 +46,8 @@ class ScriptedDaemon:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._heard = asyncio.Event()
+        self._owed: tuple[asyncio.StreamWriter, int] | None = None
+        """The last write that silence has kept from being acknowledged."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=64 * 1024 * 1024)
@@ -118,7 +120,16 @@ class ScriptedDaemon:
             raise ConnectionAbortedError
         elif not self.silent:
             self._say(writer, {"success": True} if each else {"success": True, "acked": seq})
+        else:
+            self._owed = (writer, seq)
         return False
+
+    def speak(self) -> None:
+        """Say at last what silence has kept back."""
+        self.silent = False
+        if self._owed is not None:
+            (writer, seq), self._owed = self._owed, None
+            self._say(writer, {"success": True, "acked": seq})
 
     def _apply(self, frame: Frame, client: str) -> None:
         key = (client, frame["seq"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from statesvc_client import foresight, writes
 from statesvc_client.cache import EVICT_STEPS, Cache
 from statesvc_client.errors import Conflict, Exists, InvalidTransition, NotFound, TooLarge
+from statesvc_client.images import Image
 
 
 def record(id: str, revision: int = 1, uid: str = "u1", **fields: object) -> dict:
@@ -53,7 +55,7 @@ def test_a_rejected_write_is_taken_back_and_later_ones_stay():
     cache.rejected(bad, InvalidTransition("no"))
     assert cache.views["j"] == record("j", status="RUNNING", note="kept")
     assert "j" in cache.wanted
-    cache.applied(good)
+    cache.applied_all([good])
     assert shown(cache)["revision"] == 2
 
 
@@ -62,9 +64,9 @@ def test_a_rejected_write_between_two_others_leaves_both():
     first, bad, last = update("j", a=1), update("j", a=2, b=2), update("j", c=3)
     for write in (first, bad, last):
         cache.note(write)
-    cache.applied(first)
+    cache.applied_all([first])
     cache.rejected(bad, Conflict("no"))
-    cache.applied(last)
+    cache.applied_all([last])
     assert cache.views["j"] == record("j", 3, a=1, c=3)
 
 
@@ -73,8 +75,8 @@ def test_the_revision_counts_own_writes_that_were_applied():
     create, change = writes.create("job", {"uuid": "j"}), update("j", a=1)
     cache.note(create)
     cache.note(change)
-    cache.applied(create)
-    cache.applied(change)
+    cache.applied_all([create])
+    cache.applied_all([change])
     assert cache.views["j"] == {"uuid": "j", "a": 1, "revision": 2}
 
 
@@ -93,7 +95,7 @@ def test_an_update_that_succeeds_on_what_was_thought_absent_makes_the_cache_ask(
     write = update("j", a=1)
     cache.note(write)
     assert cache.views.get("j") is None
-    cache.applied(write)
+    cache.applied_all([write])
     assert "j" in cache.wanted
 
 
@@ -140,7 +142,7 @@ def test_an_answer_cannot_speak_about_what_own_writes_touched_meanwhile():
     cache.note(write)
     cache.learn(record("j", 6, n=6), read)  # may or may not hold the increment
     assert shown(cache)["n"] == 6
-    cache.applied(write)
+    cache.applied_all([write])
     cache.learn(record("j", 6, n=6), read)
     assert shown(cache)["revision"] == 6
 
@@ -153,7 +155,7 @@ def test_an_update_during_the_first_listing_is_asked_for_afterwards():
     cache.learn(record("j", 3), read)
     cache.learn_all(["j"], read, complete=True)
     cache.end_read(read)
-    cache.applied(write)
+    cache.applied_all([write])
     assert "j" in cache.wanted
 
 
@@ -178,7 +180,7 @@ def test_creating_and_deleting_for_ever_holds_nothing():
     for number in range(5000):
         for write in (writes.create("job", {"uuid": f"j{number}"}), writes.delete("job", f"j{number}", None)):
             cache.note(write)
-            cache.applied(write)
+            cache.applied_all([write])
     assert not cache.views
     assert len(cache._order) < 2000
 
@@ -198,13 +200,13 @@ def test_whatever_is_applied_or_rejected_in_order_the_cache_ends_like_the_daemon
         write = undecided.pop(0)
         if write.op == "delete" and truth is not None:
             truth = None
-            cache.applied(write)
+            cache.applied_all([write])
         elif write.op == "create" and truth is None:
             truth = {**write.fields, "revision": 1}
-            cache.applied(write)
+            cache.applied_all([write])
         elif write.op == "update" and truth is not None and not write.fields.get("refuse"):
             truth = {**foresight.changed(truth, write), "revision": truth["revision"] + 1}
-            cache.applied(write)
+            cache.applied_all([write])
         else:
             cache.rejected(
                 write, Exists("") if write.op == "create" else NotFound("") if truth is None else Conflict("")
@@ -233,7 +235,7 @@ def test_whatever_is_applied_or_rejected_in_order_the_cache_ends_like_the_daemon
         visible = {name: value for name, value in truth.items() if name != "uid"}
         assert {name: value for name, value in (shown or {}).items() if name != "uid"} == visible
     assert cache.live == (shown is not None)
-    assert not cache._own
+    assert not cache.own
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -262,7 +264,7 @@ def test_many_appends_to_one_record_do_not_hold_it_once_for_each():
         tracemalloc.stop()
     assert grown < 1_000_000, "one list of 3000 words takes 24 kB; one for each write 36 MB"
     for write in made[:2000]:
-        cache.applied(write)
+        cache.applied_all([write])
     cache.rejected(made[2000], Conflict(""))
     words = shown(cache)["words"]
     assert (len(words), words[1999:2001]) == (2999, ["word-1999", "word-2001"])
@@ -277,7 +279,7 @@ def test_a_write_rejected_out_of_turn_leaves_the_earlier_and_the_later_ones():
     assert shown(cache)["words"] == ["a", "b", "d"]
     cache.rejected(made[0], Conflict(""))
     assert shown(cache)["words"] == ["a", "d"]
-    cache.applied(made[2])
+    cache.applied_all([made[2]])
     assert shown(cache)["words"] == ["a", "d"]
 
 
@@ -290,6 +292,22 @@ def test_a_cache_full_of_undecided_records_looks_at_a_few_of_them_and_shrinks_wh
     cache.note(writes.create("job", {"uuid": "one more"}))
     assert cache._order.index(turned) >= len(cache._order) - EVICT_STEPS - 1, "not all of them were looked at"
     assert len(cache.views) == 601
-    for write in made:
-        cache.applied(write)
+    cache.applied_all(made[:300])
+    for write in made[300:]:
+        cache.applied_all([write])
     assert len(cache.views) == 500
+
+
+def test_a_cache_beyond_its_bound_shrinks_also_when_each_image_came_before_its_acknowledgement():
+    cache = warmed(*(record(f"j{number}") for number in range(500)), most=500)
+    cache.followed = True
+    made = [update(f"j{number}", pid=number) for number in range(500)]
+    for write in made:
+        cache.note(write)
+        after = record(write.id, 2, pid=write.fields["pid"])
+        cache.images.observe(Image(write.id, "u1", 2, msgspec.Raw(msgspec.json.encode(after))))
+    for number in range(100):
+        cache.note(writes.create("job", {"uuid": f"more{number}"}))
+    assert len(cache.views) == 600
+    cache.applied_all(made)
+    assert (len(cache.views), dict(cache.images.guessed)) == (500, {})

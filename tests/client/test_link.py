@@ -10,6 +10,7 @@ import pytest
 
 from statesvc_client import Closed, FlushTimeout, Job, NotCached, OutboxFull, StateStore
 from statesvc_client.errors import Denied, InvalidTransition, NotFound, Unavailable
+from statesvc_client.link import LOOKS, Silence
 from tests.client.conftest import held, until_soon
 
 FAST = {"connect_seconds": 10.0, "close_seconds": 10.0}
@@ -155,6 +156,40 @@ async def test_a_silent_daemon_is_given_up_and_met_again(scripted):
         await state.flush(30)
         assert state.counters.resent >= 1
     once_and_in_order(scripted, 1)
+
+
+async def test_a_write_that_has_just_left_is_not_taken_for_silence_however_long_nothing_was_heard(
+    scripted, monkeypatch
+):
+    looks: list[bool] = []
+    judge = Silence.is_too_long
+
+    def noted(silence: Silence, heard: float, *, owed: bool) -> bool:
+        looks.append(owed)
+        return judge(silence, heard, owed=owed)
+
+    monkeypatch.setattr(Silence, "is_too_long", noted)
+    async with store(scripted, answer_seconds=2.0) as state:
+        link = state._core._link
+        assert link is not None
+        assert link._connection is not None
+        link._connection.heard -= 1000.0  # as if nothing had been asked for that long
+        scripted.silent = True
+        state.update("j", n=1)
+        await scripted.until(lambda: len(scripted.frames) > 0)
+        await until_soon(lambda: True in looks, "a look while the write is under way")
+        scripted.speak()
+        await state.flush(30)
+        assert (state.counters.resent, state.counters.reconnects) == (0, 0)
+
+
+def test_silence_is_what_lasted_from_look_to_look_while_an_answer_was_owed():
+    silence = Silence()
+    assert not any(silence.is_too_long(1.0, owed=False) for _ in range(100)), "nothing was asked"
+    quiet = [silence.is_too_long(1.0, owed=True) for _ in range(LOOKS + 1)]
+    assert quiet == [False] * LOOKS + [True]
+    assert not any(silence.is_too_long(heard, owed=True) for heard in range(2, 100)), "slow, but it answers"
+    assert not any(silence.is_too_long(100.0, owed=look % LOOKS > 0) for look in range(100)), "each was answered"
 
 
 async def test_a_daemon_that_never_answers_hello_does_not_hold_up_leaving(scripted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from statesvc_client.desk import Desk
 from statesvc_client.errors import LeaseLost
 from statesvc_client.options import Options
 from statesvc_client.outbox import OVERHEAD, SCAN_STEPS, Merge, Outbox
+from statesvc_client.wire import Limits
 
 
 def update(id: str = "j", **fields: object) -> writes.Write:
@@ -48,6 +50,50 @@ def test_a_write_larger_than_the_window_goes_alone():
     assert len(outbox.take(10, 10, 100)) == 1
     outbox.acknowledged(1, 10)
     assert [write.id for write in outbox.take(10, 10, 100)] == ["large"]
+
+
+def test_what_was_decided_before_its_turn_is_counted_once():
+    outbox = filled(6)
+    taken = outbox.take(10, 100, 10_000)
+    outbox.decide(taken[1])
+    outbox.decide(taken[0])
+    assert [write.seq for write in outbox.acknowledged(4, 100)] == [3, 4]
+    assert (outbox.floor, outbox.queued, outbox.in_flight) == (5, 2, 2)
+    assert [write.seq for write in outbox.acknowledged(99, 1)] == [5], "no more than a slice at once"
+    assert [write.seq for write in outbox.acknowledged(99, 1)] == [6]
+    assert (outbox.queued, outbox.queued_bytes, outbox.in_flight, outbox.in_flight_bytes) == (0, 0, 0, 0)
+
+
+def test_room_is_spare_when_a_share_of_the_bounds_is_free_again():
+    outbox = Outbox(64, 1_000_000)
+    while outbox.offer(update(a=1)):
+        pass
+    outbox.take(100, 100, 100_000)
+    outbox.acknowledged(2, 100)
+    assert (outbox.has_room(10), outbox.has_spare_room()) == (True, False)
+    outbox.acknowledged(3, 100)
+    assert outbox.has_spare_room()
+    tiny = Outbox(1, 1_000_000)
+    tiny.offer(update(a=1))
+    tiny.take(1, 1, 1000)
+    assert not tiny.has_spare_room()
+    tiny.acknowledged(1, 1)
+    assert tiny.has_spare_room()
+
+
+def test_who_waits_for_room_is_let_in_when_there_is_some():
+    desk = Desk(Options(max_records=64, block_seconds=60))
+    for number in range(64):
+        desk.admit(update(f"j{number}", status="RUNNING"))
+    waiting = threading.Thread(target=desk.admit, args=(update("late", status="RUNNING"),))
+    waiting.start()
+    while not desk._waiting_for_room:
+        pass
+    desk.take(Limits(), 100, may_sleep=False)
+    for seq in range(1, 65):
+        desk.acknowledged(seq)
+    waiting.join(30)
+    assert [write.id for write in desk.outbox.waiting()] == ["late"]
 
 
 def test_after_a_lost_connection_everything_undecided_goes_again_from_the_oldest_on():

@@ -21,6 +21,42 @@ def test_a_frame_carries_the_number_the_floor_and_whether_it_comes_again():
     assert json.loads(write.line(5))["again"] is True
 
 
+def test_a_slice_of_writes_is_the_lines_of_each():
+    made = [
+        writes.create("job", {"uuid": 'j"1', "labels": {"team": "ä"}}),
+        writes.update("job", 'j"1', {"pid": 1, "note": None}, None),
+        writes.update("job", "j", {"a": 1}, writes.More(inc={"n": 1}, token=3)),
+        writes.update("volume", "v", {"size": 2}, None),
+        writes.delete("job", "j", None),
+        writes.emit("job", "j", {"type": "note"}),
+        writes.release("job", "j", {"error": "x"}, writes.More(token=3, status="FAILED")),
+    ]
+    for seq, write in enumerate(made, start=7):
+        write.seq, write.sent = seq, seq % 2 == 0
+    sent = writes.lines(made, 5).splitlines(keepends=True)
+    assert [json.loads(line) for line in sent] == [json.loads(write.line(5)) for write in made]
+    assert all(line.endswith(b"}\n") for line in sent)
+    assert [json.loads(line).get("again", False) for line in sent] == [write.sent for write in made]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kind, id: writes.update(kind, id, {"pid": 1}, None),
+        lambda kind, id: writes.create(kind, {"uuid" if kind == "job" else "id": id}),
+        lambda kind, id: writes.delete(kind, id, None),
+        lambda kind, id: writes.release(kind, id, {}, writes.More(token=1)),
+    ],
+)
+def test_half_a_character_is_refused_in_the_call_and_never_holds_up_what_leaves_with_it(make):
+    for kind, id in (("job", "j\ud800"), ("volume", "v\ud800"), ("volume\ud800", "v")):
+        with pytest.raises(UnicodeEncodeError):
+            make(kind, id)
+    with pytest.raises(TypeError, match="kind"):
+        make(3, "v")
+    assert writes.lines([make("job", "j-ä"), make("volüme", "v")], 1).count(b"\n") == 2
+
+
 def test_other_kinds_are_spelled_with_kind_id_and_record():
     write = writes.create("volume", {"id": "v-1", "size": 3})
     assert json.loads(write.frame()) == {
