@@ -54,6 +54,17 @@ clean: ## Remove .venv and caches; var/ with its data stays
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
+.PHONY: bench bench-quick counts
+
+bench: $(VENV)/dev.stamp ## Measure statesvc beside its peers, 25 minutes; writes benchmarks/results and the README
+	$(BIN)/python -m benchmarks.bench $(BENCH_ARGS)
+
+bench-quick: $(VENV)/dev.stamp ## The same in two minutes, with smaller stores; BENCH_ARGS="--only pipelined" chooses
+	$(BIN)/python -m benchmarks.bench --quick $(BENCH_ARGS)
+
+counts: $(VENV)/dev.stamp ## Count what a request takes beside what is usual; COUNTS_ARGS=--write makes it the usual
+	$(BIN)/python -m benchmarks.counts $(COUNTS_ARGS)
+
 # ---- installation: every file is pinned by hash, nothing is downloaded twice ----
 
 $(BIN)/python:
