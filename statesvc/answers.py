@@ -17,6 +17,7 @@ from statesvc_client.errors import StateError, Unavailable
 from statesvc_client.wire import Reply, Request
 
 from .store.batches import Batch
+from .store.handing import hand_over
 from .store.writes import Caller
 
 
@@ -198,13 +199,8 @@ class Coming:
         if self.answer is not None:
             return self.answer
         told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.came = partial(_hand_over, told)
+        self.came = partial(hand_over, told)
         return await told
-
-
-def _hand_over(told: asyncio.Future[Answer], answer: Answer) -> None:
-    if not told.done():  # else nobody waits any more
-        told.set_result(answer)
 
 
 Handler = Callable[[Any, Session], Answer | Coming | Awaitable[Answer]]

@@ -59,21 +59,27 @@ class RecordHandlers:
         replayed = session.admit(request)
         precedence = Precedence(partial(session.check_order, request), partial(session.failed, request), session)
         place = Coming()
-        tell = partial(self._told, place, request, session)
+        tell = partial(self._told, place, request, session, partial(self.written, request, session))
         self._store.write_soon(request, session.caller, tell, replayed=replayed, precedence=precedence)
         return place
 
-    def _told(self, place: Coming, request: PointWrite, session: Session, outcome: Decided | Exception) -> None:
-        if isinstance(outcome, Decided):
-            place.put(self._answer_to(request, session, outcome))
+    def _told(
+        self,
+        place: Coming,
+        request: wire.Request,
+        session: Session,
+        answer_to: Callable[[Decided], Answer],
+        outcome: Decided | Exception,
+    ) -> None:
+        """Put the answer into its place, whatever happens."""
+        if isinstance(outcome, Exception):
+            answer = self._fail(request, session, outcome)
         else:
-            place.put(self._fail(request, session, outcome))
-
-    def _answer_to(self, request: PointWrite, session: Session, decided: Decided) -> Answer:
-        try:
-            return self.written(request, session, decided)
-        except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
-            return self._fail(request, session, problem)
+            try:
+                answer = answer_to(outcome)
+            except Exception as problem:  # noqa: BLE001 - the frame gets its reply
+                answer = self._fail(request, session, problem)
+        place.put(answer)
 
     def written(self, request: PointWrite, session: Session, decided: Decided) -> Answer:
         if decided.refused is not None:
@@ -120,18 +126,9 @@ class RecordHandlers:
 
     def _get(self, request: wire.Get, session: Session) -> Coming:
         place = Coming()
-        self._store.get_soon(request, partial(self._told_of, place, request, session), session)
+        tell = partial(self._told, place, request, session, lambda found: _found(request, found.row, found.after))
+        self._store.get_soon(request, tell, session)
         return place
-
-    def _told_of(self, place: Coming, request: wire.Get, session: Session, outcome: Decided | Exception) -> None:
-        if isinstance(outcome, Exception):
-            answer = self._fail(request, session, outcome)
-        else:
-            try:
-                answer = _found(request, outcome.row, outcome.after)
-            except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
-                answer = self._fail(request, session, problem)
-        place.put(answer)
 
     async def _list(self, request: wire.List, session: Session) -> Answer:
         page = await list_records(self._store, request, session.caller, self._paging)

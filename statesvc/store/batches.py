@@ -18,6 +18,7 @@ from statesvc_client.errors import Internal, StateError, Unavailable
 
 from .. import logs
 from ..backends.port import Engine, Key, Result, Row, Unit
+from .handing import hand_over
 
 log = logs.get(__name__)
 
@@ -90,7 +91,7 @@ class Batch:
         """Return once settled, well or badly."""
         if not self.settled:
             done = asyncio.get_running_loop().create_future()
-            self.listeners.append(partial(_wake, done))
+            self.listeners.append(partial(hand_over, done, None))
             await done
 
 
@@ -142,9 +143,7 @@ class GroupCommit:
     def add(self, unit: Unit) -> Batch:
         if self.bar is not None:
             self.bar.check(unit)
-        return self._put(unit, self._filling)
-
-    def _put(self, unit: Unit, batch: Batch) -> Batch:
+        batch = self._batch_for(unit)
         if not batch.units:
             self._wake.set()
         batch.units.append(unit)
@@ -154,6 +153,9 @@ class GroupCommit:
         if self.added is not None:
             self.added(unit)
         return batch
+
+    def _batch_for(self, _: Unit) -> Batch:
+        return self._filling
 
     @property
     def full(self) -> Batch | None:
@@ -237,9 +239,7 @@ class SharedCommit(GroupCommit):
         """What was decided on rows that are under way: it goes when they are settled."""
         self._blockers: set[Batch] = set()
 
-    def add(self, unit: Unit) -> Batch:
-        if self.bar is not None:
-            self.bar.check(unit)
+    def _batch_for(self, unit: Unit) -> Batch:
         founded = [found for write in unit if (found := self._pending.get(write.row.key)) is not None]
         batch = self._filling
         if any(each is not batch for _, each in founded):
@@ -247,7 +247,7 @@ class SharedCommit(GroupCommit):
             self._blockers.update(each for _, each in founded if each is not batch)
         if founded:
             batch.foundations[len(batch.units)] = founded
-        return self._put(unit, batch)
+        return batch
 
     @property
     def full(self) -> Batch | None:
@@ -331,11 +331,6 @@ class SharedCommit(GroupCommit):
 
 def group_commit(engine: Engine) -> GroupCommit:
     return GroupCommit(engine) if engine.immediate else SharedCommit(engine)
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 def _follows(failure: StateError) -> StateError:

@@ -378,9 +378,13 @@ def _id(place: Place) -> str:
     return place.id
 
 
-async def candidates(engine: Engine, planned: Plan, after: Place | None) -> AsyncGenerator[Row, None]:
+def candidates(engine: Engine, planned: Plan, after: Place | None) -> AsyncGenerator[Row, None]:
     """All rows of the plan's walk behind `after`, in order; records that lack the sort key come last."""
-    async with aclosing(steps(engine, planned, after)) as fetched:
+    return _one_by_one(steps(engine, planned, after))
+
+
+async def _one_by_one(fetched: AsyncGenerator[list[Row], None]) -> AsyncGenerator[Row, None]:
+    async with aclosing(fetched):
         async for rows in fetched:
             for row in rows:
                 yield row
@@ -401,12 +405,9 @@ async def steps(
             yield rows
 
 
-async def walked(engine: Engine, walk: Query, after: Place | None = None) -> AsyncGenerator[Row, None]:
+def walked(engine: Engine, walk: Query, after: Place | None = None) -> AsyncGenerator[Row, None]:
     """All rows of one walk."""
-    async with aclosing(_walk_steps(engine, walk, after)) as fetched:
-        async for rows in fetched:
-            for row in rows:
-                yield row
+    return _one_by_one(_walk_steps(engine, walk, after))
 
 
 async def _walk_steps(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 
 from statesvc_client.errors import Internal, StateError
 
 from .. import logs
 from ..backends.port import Engine, Key, Row
+from .handing import hand_over
 
 log = logs.get(__name__)
 
@@ -41,7 +41,7 @@ class Reads:
     async def get(self, key: Key) -> Row | None:
         """The newest committed row, tombstones included."""
         found: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
-        self.ask(key, partial(_hand_over, found))
+        self.ask(key, lambda row, problem: hand_over(found, row if problem is None else problem))
         return await found
 
     def ask(self, key: Key, take: Take) -> None:
@@ -90,12 +90,3 @@ class Reads:
     def _note_sizes(self, rows: list[Row | None]) -> None:
         largest = max((len(row.body) + len(row.marks) for row in rows if row is not None), default=0)
         self._usual = max(LEAST_USUAL_BYTES, largest, self._usual - self._usual // 8)
-
-
-def _hand_over(found: asyncio.Future[Row | None], row: Row | None, problem: StateError | None) -> None:
-    if found.done():
-        return  # nobody waits any more
-    if problem is None:
-        found.set_result(row)
-    else:
-        found.set_exception(problem)

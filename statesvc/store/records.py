@@ -83,8 +83,8 @@ def users_own(kind: Kind, fields: Fields) -> Fields:
 def identify(kind: Kind, envelope_id: str, fields: Fields, most: int) -> str:
     """The id a write means: in the envelope, in the record, or the same in both."""
     inner = fields.get(kind.id_field)
-    if (inner is None or inner == envelope_id) and 0 < len(envelope_id) <= most and envelope_id.isprintable():
-        return envelope_id
+    if inner is None or inner == envelope_id:
+        return checked_id(kind, envelope_id, most)
     if inner is not None and not isinstance(inner, str):
         raise BadRequest(f"{kind.id_field} must be a string, not a {type(inner).__name__}")
     if envelope_id and inner and envelope_id != inner:
@@ -93,11 +93,13 @@ def identify(kind: Kind, envelope_id: str, fields: Fields, most: int) -> str:
 
 
 def checked_id(kind: Kind, name: str, most: int) -> str:
+    if 0 < len(name) <= most and name.isprintable():
+        return name
     if not name:
         raise BadRequest(f"{kind.id_text} is required")
     if len(name) > most:
         raise BadRequest(f"{kind.id_text} is {len(name)} characters long; the limit is {most}")
-    if not name.isprintable() and _CONTROL.search(name):
+    if _CONTROL.search(name):
         raise BadRequest(f"{kind.id_text} must not hold control characters: {printable(name)}")
     return name
 

@@ -48,6 +48,7 @@ from ..backends.port import REMOVED, Engine, Key, Result, Row, Unit, Write
 from . import ending, leasing, marks, writes
 from .batches import Batch, group_commit
 from .clock import Clock, Stamper
+from .handing import hand_over
 from .kinds import Kind, Kinds
 from .leases import Leases
 from .leasing import Kept
@@ -145,7 +146,7 @@ class Store:
 
     async def get(self, request: Get) -> Decided:
         told: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
-        self.get_soon(request, partial(_hand_over, told))
+        self.get_soon(request, partial(hand_over, told))
         return await told
 
     def get_soon(self, request: Get, tell: Tell, sender: object = None) -> None:
@@ -155,10 +156,7 @@ class Store:
 
     def _named(self, request: Request) -> Key:
         kind = self.kinds[request.kind]
-        named = request.job_id or "" if request.id is None else request.target
-        if not 0 < len(named) <= self.limits.id_chars or not named.isprintable():
-            named = checked_id(kind, named, self.limits.id_chars)
-        return (kind.name, named)
+        return (kind.name, checked_id(kind, request.target, self.limits.id_chars))
 
     def newest(self, key: Key) -> tuple[Row | None, Batch | None]:
         pending = self.commits.pending(key)
@@ -199,7 +197,7 @@ class Store:
     async def write(self, request: PointWrite, caller: Caller, *, replayed: bool = False) -> Decided:
         """Decide a write on a shared engine: again after every lost race, within a bound."""
         told: asyncio.Future[Decided] = asyncio.get_running_loop().create_future()
-        self.write_soon(request, caller, partial(_hand_over, told), replayed=replayed)
+        self.write_soon(request, caller, partial(hand_over, told), replayed=replayed)
         return await told
 
     def write_soon(
@@ -335,15 +333,14 @@ class Store:
             if isinstance(request, Create) or (isinstance(request, Update) and not _changes_something(request)):
                 raise BadRequest(f"{'job' if kind.name == 'job' else 'record'} is required")
             fields = {}
-        named = request.job_id or "" if request.id is None else request.target
-        return (kind.name, identify(kind, named, fields, self.limits.id_chars)), fields, kind
+        return (kind.name, identify(kind, request.target, fields, self.limits.id_chars)), fields, kind
 
     def decide(
         self, request: PointWrite, fields: Fields, subject: Subject, caller: Caller, *, replayed: bool
     ) -> Write | int | None:
         """The write to commit, None when there is nothing to do, or the revision it made when it came before."""
-        if subject.row is not None and request.seq is not None and caller.client:
-            made = marks.earlier_answer(subject.row.marks, caller.client, request)
+        if subject.row is not None and request.seq is not None:
+            made = self.earlier_answer(request, subject.row, caller)
             if made is not None:
                 return made
         if replayed:
@@ -355,15 +352,6 @@ class Store:
         if row is None or not caller.client:
             return None
         return marks.earlier_answer(row.marks, caller.client, request)
-
-
-def _hand_over(told: asyncio.Future[Decided], outcome: Decided | Exception) -> None:
-    if told.done():
-        return  # nobody waits any more
-    if isinstance(outcome, Decided):
-        told.set_result(outcome)
-    else:
-        told.set_exception(outcome)
 
 
 def _changes_something(request: Update) -> bool:

@@ -514,6 +514,6 @@ def _users_labels(keys: Keys) -> tuple[tuple[str, str], ...]:
 
 def _marked(request: WriteRequest | None, row: Row | None, revision: int, caller: Caller, moment: Moment) -> bytes:
     stored = b"" if row is None else row.marks
-    if request is None or request.seq is None or not caller.client:
+    if request is None or not caller.client:
         return stored
     return marks.with_write(stored, caller.client, request, revision, moment.limits.marks_clients)
