@@ -7,10 +7,12 @@ not load what `list` needs, nor the other way round.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import click
 
+from statesvc import failpoints
 from statesvc.cli.failures import exit_code_of, explained
 
 # In the order of the help: the daemon, the verbs as a record lives, the rest.
@@ -77,6 +79,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def cli() -> None:
     """Remember what a job agent did: the daemon, and commands that talk to it."""
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
 
 
 def main() -> None:
