@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from ... import failpoints
 from ..port import LogKept
 from .files import DatabaseFile, transaction
 from .log import End, LogFile
@@ -100,7 +101,7 @@ class Compaction:
 
     def _trim_history(self) -> bool:
         if self._trim is None:
-            self._trim = HistoryTrim(self._state)
+            self._trim = HistoryTrim(self._state, self._paths.log)
         return self._trim.slice(self._log.start.position, self._log.end.position)
 
 
@@ -114,6 +115,8 @@ def cut(log: LogFile, keep: LogKept, upto: int, secured: int) -> Step:
         with transaction(log.db):
             log.db.execute("DELETE FROM batch WHERE first <= ?", (going.start.position,))
             log.db.executemany("UPDATE fact SET value = ? WHERE name = ?", going.facts())
+            if failpoints.armed:
+                failpoints.reach("compaction.inside")
         log.start = going.start
         log.written()
     return step
@@ -168,8 +171,9 @@ def _overtaken(db: apsw.Connection, since: int) -> int:
 class HistoryTrim:
     """Takes out of the state's history what the log no longer has, walking it from one end to the other."""
 
-    def __init__(self, state: StateFile) -> None:
+    def __init__(self, state: StateFile, log_path: Path) -> None:
         self._state = state
+        self._log_path = log_path
         self._place = (0, 0)
         self._upto = 0
         """Entries up to here go in the walk under way; 0 between walks."""
@@ -182,6 +186,8 @@ class HistoryTrim:
             stale = start - self._trimmed
             if stale <= 0 or stale * SPARE_PART < end - self._trimmed:
                 return False
+            # At level os the cut may not be on the disk: what the log has after a power loss, the history must have.
+            synced_salts(self._log_path)
             self._upto = start
         self._walk()
         return bool(self._upto)

@@ -24,11 +24,10 @@ import apsw
 
 from statesvc_client.errors import Internal, NoSpace, Unavailable
 
-from ... import logs
+from ... import failpoints, logs
 from ...process.locks import InstanceLock
 from ..numbered import position_of
 from ..port import Cursor, Dump, Engine, EngineBroken, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
-from . import watermark
 from .applying import DISK_FULL, Applying
 from .cache import UNKNOWN, RowCache, present
 from .checking import faults, problems
@@ -46,7 +45,6 @@ from .reading import ReadableLog
 from .repairing import repaired
 from .restoring import Incoming, put_in_place
 from .state import StateReader
-from .watermark import Watermark
 from .workers import ReaderPool, Worker
 
 log = logs.get(__name__)
@@ -157,16 +155,14 @@ class SqliteEngine(Engine):
         for worker, finish in ((self._applier, self._close_state), (self._committer, self._close_log)):
             await asyncio.wrap_future(worker.submit(finish))
             worker.stop()
+            if failpoints.armed and worker is self._applier:
+                failpoints.reach("close.between")
 
     def _close_state(self) -> None:
         self._closing(self._files.state.close, self._files.state.abandon)
 
     def _close_log(self) -> None:
-        def close() -> None:
-            self._files.log.close()
-            self._mark_end()
-
-        self._closing(close, self._files.log.abandon)
+        self._closing(self._files.log.close, self._files.log.abandon)
 
     def _closing(self, close: Callable[[], None], abandon: Callable[[], None]) -> None:
         if self._broken is not None:
@@ -367,18 +363,15 @@ class SqliteEngine(Engine):
 
     def _settle(self) -> None:
         try:
+            position = self._files.log.end.position
             self._files.log.settle()
-            self._mark_end()
+            self._marked = position
         except apsw.IOError as problem:
             # What was to be moved out of the WAL may be lost from the file: no second try on it.
             self._loop.call_soon_threadsafe(self._break, f"log.db failed: {problem}")
         except (apsw.Error, OSError) as problem:
             log.warning("watermark_not_written", why=str(problem))
-
-    def _mark_end(self) -> None:
-        end = self._files.log.end
-        watermark.write(self._paths.watermark, Watermark.of(self.epoch, end.position, end.digest))
-        self._marked = end.position
+            self._loop.call_soon_threadsafe(self._watch_for_idleness)
 
     # --- the whole -------------------------------------------------------------------------------------------------
 

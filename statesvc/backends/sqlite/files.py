@@ -8,6 +8,7 @@ a wrong answer.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -23,11 +24,15 @@ import apsw.sqlite_extra
 
 from statesvc_client.errors import Internal
 
-from ... import logs
+from ... import failpoints, logs
 from ..port import DataCorrupt, EngineBroken
-from .wal import Tail, frames, unread_tail
+from . import watermark
+from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail
+from .watermark import StateMark
 
 log = logs.get(__name__)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 APPLICATION_ID = 0x53535643
 """Written into each file's header, so that a stranger's database is not taken for ours."""
@@ -36,6 +41,9 @@ BUSY_MILLISECONDS = 5_000
 """Only our own threads share a file; they hold it for moments."""
 
 _MAGIC = b"SQLite format 3\x00"
+
+LOCKED_BYTE = 1 << 30
+"""SQLite locks a byte here, and never writes the page around it."""
 
 CHECKSUM_BYTES = 8
 """Kept free at the end of every page for its checksum; SQLite notes the number in the file's header."""
@@ -55,8 +63,11 @@ class Format:
 def stored_version(path: Path) -> int | None:
     """The format version in a file's header, without opening it; None when there is no database yet.
 
-    Versions change only in a migration, which ends with a checkpoint: the header on disk is always true.
+    Versions change only in a migration, which ends with a checkpoint: the header on disk is always true. Only before it
+    has a WAL has a file a journal; found like that it was being made, and SQLite takes back what there is of it.
     """
+    if path.with_name(path.name + "-journal").exists():
+        return None
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -95,17 +106,32 @@ def open_file(
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     db = apsw.Connection(str(path), vfs=_checksum_vfs())
     try:
+        db.pragma("schema_version")  # the first look: what was being made when the power was lost is taken back
         if path.stat().st_size == 0:
             db.reserve_bytes("main", CHECKSUM_BYTES)
             # Free pages can be given back a few at a time. Only an empty file can be told so.
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _set(db, synchronous)
-        judge(unread_tail(db, path))
+        tail = unread_tail(db, path)
+        judge(tail)
+        _refuse_cut(db, path, tail.taken)
         _migrate(db, format_)
     except BaseException:
         close_untouched(db)
         raise
     return db
+
+
+def _refuse_cut(db: apsw.Connection, path: Path, taken: int) -> None:
+    """Every page must be in the file or in its WAL. SQLite takes the number of pages from the WAL without a look at the
+    length of the file, or rounds that up: behind its end it would read zeros, and ask for no checksum."""
+    page_bytes, count = db.pragma("page_size"), db.pragma("page_count")
+    whole = path.stat().st_size // page_bytes
+    if whole >= count:
+        return
+    missing = set(range(whole + 1, count + 1)) - pages(path, taken, page_bytes) - {LOCKED_BYTE // page_bytes + 1}
+    if missing:
+        raise apsw.CorruptError(f"it was cut: page {min(missing)} of {count} is neither in it nor in its WAL")
 
 
 @cache
@@ -161,6 +187,15 @@ def transaction(db: apsw.Connection) -> Iterator[None]:
         raise
 
 
+def checkpoint(db: apsw.Connection, mode: int) -> None:
+    """A WAL moved into its file, as far as its readers allow."""
+    if failpoints.armed:
+        failpoints.reach("checkpoint.before")
+    db.wal_checkpoint(mode=mode)
+    if failpoints.armed:
+        failpoints.reach("checkpoint.after")
+
+
 class Checkpoints:
     """Moves a WAL into its file when it has grown long, and tells when that fails."""
 
@@ -197,7 +232,7 @@ class Checkpoints:
     def run(self, mode: int) -> None:
         try:
             self._prepare()
-            self._db.wal_checkpoint(mode=mode)
+            checkpoint(self._db, mode)
         except (apsw.FullError, apsw.BusyError, OSError):
             pass  # everything is safe in the WAL; a later commit tries again
 
@@ -210,10 +245,13 @@ class DatabaseFile:
     free_bytes = 0
     """Pages that hold nothing, as far as compaction has seen."""
 
-    def __init__(self, path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None]) -> None:
+    def __init__(
+        self, path: Path, mark_path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None]
+    ) -> None:
         self._path = path
+        self._mark_path = mark_path
         self._db = open_file(path, format_, synchronous, judge)
-        self._checkpoints = Checkpoints(self._db, self._before_checkpoint, self.checkpoint_part)
+        self._checkpoints = Checkpoints(self._db, self.secure, self.checkpoint_part)
         try:
             self._load()
             self._look_for_free_pages()
@@ -224,8 +262,15 @@ class DatabaseFile:
     def _load(self) -> None:
         raise NotImplementedError
 
-    def _before_checkpoint(self) -> None:
-        """What has to be noted before pages move from the WAL into the file. An OSError puts it off."""
+    def secure(self) -> None:
+        """Put the WAL onto the disk, and note outside of SQLite what is safe with it. Comes before any page moves from
+        the WAL into the file; an OSError puts that off."""
+        known = frames(self._db)
+        salts = synced_salts(self._path)
+        watermark.write(self._mark_path, self._mark_of(salts, known))
+
+    def _mark_of(self, salts: Salts | None, frames: int) -> StateMark:
+        raise NotImplementedError
 
     @property
     def long_readers(self) -> WeakSet[Any]:
@@ -255,13 +300,13 @@ class DatabaseFile:
 
     def settle(self) -> None:
         """Move the WAL into the file and onto the disk."""
-        self._before_checkpoint()
-        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        self.secure()
+        checkpoint(self._db, apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def close(self) -> None:
         try:
-            self._before_checkpoint()
-            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self.secure()
+            checkpoint(self._db, apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except BaseException:
             self.abandon()
             raise
@@ -306,4 +351,6 @@ def _migrate(db: apsw.Connection, format_: Format) -> None:
             db.execute(format_.script(step))
             db.execute(f"PRAGMA user_version = {step}")
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            if failpoints.armed:
+                failpoints.reach("format.inside")
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)

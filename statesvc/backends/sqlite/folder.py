@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...process.errors import UnsafePath
+from ...process.folders import make_private
 from ..port import Step
 
 
@@ -25,7 +26,7 @@ def prepared(folder: Path, *, dry_run: bool) -> Step:
 def make_safe_folder(folder: Path) -> None:
     """Make the folder unless it is there; raises when somebody else could change what is in it."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UnsafePath(str(folder), f"the data folder cannot be made: {error.strerror}") from None
     found = folder.lstat()

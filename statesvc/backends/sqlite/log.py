@@ -16,10 +16,13 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from ... import logs
+from ... import failpoints, logs
 from ..port import DataCorrupt, Event, Row
+from . import boots, watermark
 from .files import DatabaseFile, Format, transaction
-from .wal import Tail
+from .paths import MARK_NAME, UNSYNCED_NAME
+from .wal import Salts, Tail, frames
+from .watermark import Watermark
 
 log = logs.get(__name__)
 
@@ -86,23 +89,72 @@ class LogFile(DatabaseFile):
     def __init__(self, path: Path, synchronous: str, *, new: bool) -> None:
         self._new = new
         self.synced = synchronous == "FULL"
-        self.torn = False
-        """The file ended in something that could not be read."""
-        super().__init__(path, FORMAT, synchronous, self._judge_tail)
+        self._note_path = path.with_name(UNSYNCED_NAME)
+        self.may_have_lost = boots.may_have_lost(self._note_path)
+        """The power was lost while it was written without syncing, or it is damaged and taken all the same."""
+        mark_path = path.with_name(MARK_NAME)
+        self._mark = watermark.read(mark_path, Watermark)
+        super().__init__(path, mark_path, FORMAT, synchronous, self._judge_tail)
 
     def _load(self) -> None:
+        self._read_ends()
+        if self._mark is not None:
+            self._check_against(self._mark)
+        if self.synced and frames(self._db):
+            # What a killed process wrote may not be on the disk, not even when it is synced again, if that is what it
+            # died of. Before it has been written anew, into the file, nobody hears of it.
+            self.settle()
+
+    def _read_ends(self) -> None:
         self.epoch, self.start = self._origin()
         self.end, self.newest, self.total, self.visible = self._last()
 
+    def _check_against(self, mark: Watermark) -> None:
+        """What the watermark names must still be there."""
+        if mark.epoch != self.epoch:
+            raise DataCorrupt(f"{self._path} and the watermark beside it belong to different stores")
+        if mark.position > self.end.position:
+            raise DataCorrupt(
+                f"{self._path} ends at entry {self.end.position}, but entry {mark.position} was safely in it: "
+                "its tail is lost; bring back a copy"
+            )
+        known = self.digest_at(mark.position)
+        if mark.position >= self.start.position and (known is None or known.hex() != mark.digest):
+            raise DataCorrupt(f"{self._path}: entry {mark.position} is not the one the watermark names")
+
+    def digest_at(self, position: int) -> bytes | None:
+        """The digest of the chain at the end of a batch; None when no batch ends there."""
+        return digest_at(self._db, position, self.start)
+
+    def note_level(self) -> None:
+        """Note whether a power loss may take what is told from now on. That one did, if so, is told by now."""
+        if self.synced:
+            boots.forget(self._note_path)
+        else:
+            boots.note(self._note_path)
+
+    def close(self) -> None:
+        super().close()
+        boots.forget(self._note_path)
+
+    def _mark_of(self, salts: Salts | None, frames: int) -> Watermark:
+        return Watermark(self.epoch, self.end.position, salts, frames, digest=self.end.digest.hex())
+
     def _judge_tail(self, tail: Tail) -> None:
         """A crash tears the last commit at most; without syncing, a power loss may tear any."""
-        if tail.commits > 1 and self.synced:
+        if self._mark is not None and self._mark.is_cut_short(tail):
+            # Some of it has been moved into the file: what SQLite would show is a mixture.
+            raise DataCorrupt(
+                f"{self._path}-wal is damaged: {tail.taken} pages of it can be read, but {self._mark.frames} were "
+                "safely in it; bring back a copy of all files, or restore a snapshot into an empty folder"
+            )
+        if tail.commits > 1 and self.synced and not self.may_have_lost:
             raise DataCorrupt(
                 f"{self._path}-wal is damaged in the middle: {tail.commits} commits ({tail.bytes} bytes) behind the "
                 "damage were safely in it; bring back a copy, or go on without them by starting once with "
                 "durability os"
             )
-        self.torn = tail.bytes > 0
+        self.may_have_lost |= tail.commits > 1
         if tail.bytes:
             log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 
@@ -130,7 +182,7 @@ class LogFile(DatabaseFile):
                 facts |= {"start_total": self.total, "start_visible": after.position}
             self._db.executemany("UPDATE fact SET value = ? WHERE name = ?", [(v, k) for k, v in facts.items()])
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        self._load()
+        self._read_ends()
 
     def _last(self) -> tuple[End, int, int, int]:
         sql = "SELECT first, entries, digest, at, total, visible FROM batch ORDER BY first DESC LIMIT 1"
@@ -151,7 +203,11 @@ class LogFile(DatabaseFile):
         visible = newest_visible(first, changes) or self.visible
         row = (first, len(changes), visible, newest, newest < self.newest, total, digest, payload)
         # A transaction of its own, in a single step: a busy loop is asked for the interpreter once, not three times.
+        if failpoints.armed:
+            failpoints.reach("commit.before")
         self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        if failpoints.armed:
+            failpoints.reach("commit.after")
         self.end, self.newest, self.total, self.visible = End(first + len(changes) - 1, digest), newest, total, visible
         self._checkpoints.after_commit(len(payload) // PAGE_BYTES + PAGES_BESIDE)
         return self.end

@@ -60,7 +60,7 @@ def _opened(paths: Paths, durability: str) -> Iterator[Files]:
     except BaseException:
         files.abandon()
         raise
-    files.close(paths)
+    files.close()
 
 
 def _unusable(paths: Paths, durability: str) -> str | None:

@@ -19,15 +19,15 @@ from statesvc_client.errors import NoSpace
 
 from ... import logs
 from ..port import DataCorrupt, EngineBroken
-from . import restoring, watermark
+from . import restoring
 from .cache import Waiting
-from .files import in_words, is_damage, open_reader, refuse_newer
+from .files import NO_SPACE, in_words, is_damage, refuse_newer
 from .log import FORMAT as LOG_FORMAT
-from .log import End, LogFile, digest_at, new_epoch
+from .log import End, LogFile, new_epoch
 from .paths import Paths, sides
 from .state import FORMAT as STATE_FORMAT
 from .state import StateFile, TornState
-from .watermark import Watermark
+from .watermark import sync_folder
 
 log = logs.get(__name__)
 
@@ -46,12 +46,10 @@ class Files(NamedTuple):
     log: LogFile
     state: StateFile
 
-    def close(self, paths: Paths) -> None:
+    def close(self) -> None:
         """Move everything into the files, and note the end of the log."""
         self.state.close()
         self.log.close()
-        end = self.log.end
-        watermark.write(paths.watermark, Watermark.of(self.log.epoch, end.position, end.digest))
 
     def abandon(self) -> None:
         """Let go without another write: after a failure the files must be left as they are."""
@@ -71,14 +69,12 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
         restoring.finish(paths)
     refuse_newer(paths.log, LOG_FORMAT)
     refuse_newer(paths.state, STATE_FORMAT)
-    mark = watermark.read(paths.watermark, Watermark)
-    if not paths.log.exists() and (mark is not None or paths.state.exists()):
+    is_new = not paths.watermark.exists() and not paths.state.exists()
+    if not paths.log.exists() and not is_new:
         raise DataCorrupt(f"{paths.log} is missing, but other files of the store are there: bring it back")
     with _named(paths.log, LOG_CURE):
-        log_file = LogFile(paths.log, synchronous, new=mark is None and not paths.state.exists())
+        log_file = LogFile(paths.log, synchronous, new=is_new)
     try:
-        with _named(paths.log, LOG_CURE):
-            _check_tail(log_file, mark, paths)
         with _named(paths.state, CUT_CURE if log_file.start.position else STATE_CURE):
             state = _open_state(log_file, paths)
     except BaseException:
@@ -90,7 +86,8 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
             _replay(files, paths, stopped)
             if log_file.start.position and not state.secured:
                 state.secure()  # without a mark, a torn WAL could not be told from a damaged one
-            watermark.sync_folder(paths.folder)
+            log_file.note_level()
+            sync_folder(paths.folder)
     except BaseException:
         files.abandon()
         raise
@@ -110,6 +107,8 @@ def _named(path: Path, cure: str) -> Iterator[None]:
     except (apsw.Error, OSError) as problem:
         if is_damage(problem):
             raise DataCorrupt(f"{path} is damaged: {in_words(problem)}; {cure}") from None
+        if getattr(problem, "errno", None) in NO_SPACE:
+            raise NoSpace(f"{path} cannot be opened: the disk is full") from None
         raise EngineBroken(f"{path} cannot be opened: {problem}") from None
 
 
@@ -123,24 +122,26 @@ def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
     try:
         state = StateFile(paths.state, log_file.epoch, log_file.start)
     except TornState as torn:
-        if is_cut:
-            return _without_torn_end(log_file, paths)
-        return _made_again(log_file, paths, str(torn))
+        state = _without_torn_end(log_file, paths) if is_cut else _made_again(log_file, paths, str(torn))
     lost = state.applied.position - log_file.end.position
-    if log_file.synced or not (lost > 0 or log_file.torn):
+    if not log_file.may_have_lost and (log_file.synced or lost <= 0):
         return state
     # Without syncing, a power loss may take what was acknowledged. That is what the level promises; clients are told.
-    if is_cut:
+    if is_cut or lost <= 0:
         return _went_on(state, log_file, paths)
+    epoch = new_epoch()
+    state.expect_epoch(epoch)  # cut off in between, both are found to belong together
     state.abandon()
-    _begin_new_epoch(log_file, paths, new_epoch(), None)
-    return _made_again(log_file, paths, f"the log lost its tail, {max(0, lost)} entries of it known here")
+    _begin_new_epoch(log_file, paths, epoch, None)
+    return _made_again(log_file, paths, f"the log lost its tail, {lost} entries of it known here")
 
 
 def _begin_new_epoch(log_file: LogFile, paths: Paths, epoch: str, after: End | None) -> None:
+    log.warning("epoch_begun", why="the power was lost: acknowledged writes may be missing", epoch=epoch)
     paths.watermark.unlink(missing_ok=True)
+    sync_folder(paths.folder)
     log_file.begin_new_epoch(epoch, after)
-    watermark.write(paths.watermark, Watermark.of(log_file.epoch, log_file.end.position, log_file.end.digest))
+    log_file.secure()
 
 
 def _without_torn_end(log_file: LogFile, paths: Paths) -> StateFile:
@@ -152,7 +153,7 @@ def _without_torn_end(log_file: LogFile, paths: Paths) -> StateFile:
 
 
 def _went_on(state: StateFile, log_file: LogFile, paths: Paths) -> StateFile:
-    """The log lost its tail and cannot be replayed from its beginning: the state stays, under a new epoch."""
+    """The log may have lost its tail: the state stays as far as it came, under a new epoch."""
     epoch, ahead = new_epoch(), state.applied.position > log_file.end.position
     state.expect_epoch(epoch)
     _begin_new_epoch(log_file, paths, epoch, state.applied if ahead else None)
@@ -170,30 +171,7 @@ def remove_state(paths: Paths) -> None:
     """The file itself goes first: without its WAL it must not be found, for it may be a mixture then."""
     for path in (paths.state, *sides(paths.state), paths.state_watermark):
         path.unlink(missing_ok=True)
-
-
-def _check_tail(log_file: LogFile, mark: Watermark | None, paths: Paths) -> None:
-    """A log that was closed or idle must still have what the watermark names."""
-    if mark is None:
-        return
-    if mark.epoch != log_file.epoch:
-        raise DataCorrupt(f"{paths.log} and the watermark beside it belong to different stores")
-    if mark.position > log_file.end.position:
-        raise DataCorrupt(
-            f"{paths.log} ends at entry {log_file.end.position}, but entry {mark.position} was safely in it: "
-            "its tail is lost; bring back a copy"
-        )
-    known = _digest_at(paths, mark.position, log_file.start)
-    if mark.position >= log_file.start.position and (known is None or known.hex() != mark.digest):
-        raise DataCorrupt(f"{paths.log}: entry {mark.position} is not the one the watermark names")
-
-
-def _digest_at(paths: Paths, position: int, start: End) -> bytes | None:
-    reader = open_reader(paths.log)
-    try:
-        return digest_at(reader, position, start)
-    finally:
-        reader.close()
+        sync_folder(paths.folder)
 
 
 def _replay(files: Files, paths: Paths, stopped: Event) -> None:
@@ -204,7 +182,7 @@ def _replay(files: Files, paths: Paths, stopped: Event) -> None:
             f"{paths.state} has applied entry {applied.position}, but {paths.log} ends at {end.position}: "
             "the log's tail is lost; bring back a copy"
         )
-    known = _digest_at(paths, applied.position, files.log.start)
+    known = files.log.digest_at(applied.position)
     if applied.position >= files.log.start.position and known != applied.digest:
         raise DataCorrupt(f"{paths.state} and {paths.log} disagree about entry {applied.position}")
     replayed = _apply_behind(files, applied, stopped)

@@ -12,6 +12,12 @@ from typing import NamedTuple
 SIDES = ("-wal", "-shm")
 """What SQLite puts beside a database; never to be left behind, or taken for another one's."""
 
+MARK_NAME = "watermark"
+"""What of the log is known to be safe."""
+
+UNSYNCED_NAME = "unsynced"
+"""That something may not be safe, while the log is written without syncing."""
+
 
 class Paths(NamedTuple):
     """The files of a store."""
@@ -26,7 +32,7 @@ class Paths(NamedTuple):
 
     @classmethod
     def below(cls, folder: Path) -> Paths:
-        names = ("log.db", "state.db", "watermark", "state.watermark", "incoming")
+        names = ("log.db", "state.db", MARK_NAME, "state.watermark", "incoming")
         return cls(folder, *(folder / name for name in names))
 
 

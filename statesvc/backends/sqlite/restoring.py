@@ -9,7 +9,6 @@ Owns the folder `incoming` inside the data folder. Must not know where the rows 
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -21,10 +20,10 @@ import apsw
 
 from statesvc_client.errors import Internal, NoSpace
 
-from ... import logs
-from ..port import Row
+from ... import failpoints, logs
+from ..port import DataCorrupt, Row
 from .cache import Waiting
-from .files import in_words
+from .files import NO_SPACE, in_words
 from .log import Change, End, LogFile
 from .paths import Paths, sides
 from .state import StateFile
@@ -64,6 +63,8 @@ class NewStore:
     def _write(self, upto: End) -> None:
         self._state.apply(self._waiting, upto)
         self._waiting = Waiting()
+        if failpoints.armed:
+            failpoints.reach("restore.inside")
 
     def close(self) -> None:
         """Everything there is, onto the disk. The log begins behind the rows: they cannot be made again from it."""
@@ -119,7 +120,7 @@ class Incoming:
         except apsw.Error as problem:
             raise Internal(f"the new store cannot be written: {in_words(problem)}") from None
         except OSError as problem:
-            if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            if problem.errno in NO_SPACE:
                 raise NoSpace(NO_ROOM) from None
             raise Internal(f"the new store cannot be written: {problem.strerror}") from None
 
@@ -138,6 +139,8 @@ def declare_complete(paths: Paths, *files: Path) -> None:
     sync_folder(paths.folder)
     os.replace(unnamed, paths.incoming / _COMPLETE)
     sync_folder(paths.incoming)
+    if failpoints.armed:
+        failpoints.reach("restore.complete")
 
 
 def _sync(path: Path) -> None:
@@ -167,11 +170,20 @@ def clear(paths: Paths) -> None:
         shutil.rmtree(paths.incoming)
 
 
+def _complete_files(paths: Paths) -> list[str]:
+    """The names of the files that are complete: those of a restore, or of a repair. Nothing else was ever declared, and
+    no part of the one is the other: what is damaged is noticed before anything is moved."""
+    path = paths.incoming / _COMPLETE
+    names = path.read_bytes().decode(errors="replace").split("\n")
+    if names not in ([paths.log.name, paths.state.name], [paths.state.name]):
+        raise DataCorrupt(f"{path} is damaged: it does not name the files of a store; bring back a copy of the folder")
+    return names
+
+
 def put_in_place(paths: Paths) -> None:
     """Let the files that are complete take their places. May end anywhere and be done again."""
-    complete = paths.incoming / _COMPLETE
     marks = {paths.log.name: paths.watermark, paths.state.name: paths.state_watermark}
-    for name in complete.read_text().split():
+    for name in _complete_files(paths):
         target = paths.folder / name
         # A WAL of the old file must never meet the new one.
         for old in (*sides(target), marks[name]):
@@ -179,6 +191,8 @@ def put_in_place(paths: Paths) -> None:
         sync_folder(paths.folder)
         if (paths.incoming / name).exists():
             os.replace(paths.incoming / name, target)
+            if failpoints.armed:
+                failpoints.reach("restore.placing")
     sync_folder(paths.folder)
     sync_folder(paths.incoming)
     clear(paths)

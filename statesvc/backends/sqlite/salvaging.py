@@ -8,6 +8,7 @@ named.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import apsw
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import Newest, intact_row
-from .files import is_damage
+from .files import is_damage, open_reader
 from .log import Change, LogFile
 from .opening import remove_state
 from .paths import Paths
@@ -48,8 +49,19 @@ def salvage(paths: Paths, synchronous: str, why: str) -> str:
 def _made_from_log(log: LogFile, paths: Paths, why: str) -> str:
     for _ in log.batches(log.start):
         pass  # all of it must be sound before anything else goes
+    if _known_applied(paths) > log.end.position:
+        raise DataCorrupt(why)  # the state is what is left of the log's lost tail
     remove_state(paths)
     return f"{paths.state.name} was made again from the log, because it could not be used ({why})"
+
+
+def _known_applied(paths: Paths) -> int:
+    """How far the log was applied to the state, as far as that can be read."""
+    try:
+        with closing(open_reader(paths.state)) as db:
+            return int(db.execute("SELECT value FROM fact WHERE name = 'applied'").get or 0)
+    except apsw.Error:
+        return 0
 
 
 def _made_from_itself(log: LogFile, paths: Paths, why: str) -> str:

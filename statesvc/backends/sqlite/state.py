@@ -13,14 +13,14 @@ import msgspec
 
 from statesvc_client.errors import Internal
 
-from ... import logs
+from ... import failpoints, logs
 from ..port import DataCorrupt, Key, Query, Row
 from . import watermark
 from .cache import Waiting
 from .files import DatabaseFile, Format, open_reader, transaction
 from .log import End
 from .storing import store
-from .wal import Tail, frames, synced_salts
+from .wal import Salts, Tail
 from .walks import statement
 from .watermark import StateMark
 
@@ -84,11 +84,11 @@ class StateFile(DatabaseFile):
         self._epoch = epoch
         self._start = start
         self._take_torn = take_torn
-        self._mark_path = path.with_suffix(MARK_SUFFIX)
-        self._mark = watermark.read(self._mark_path, StateMark)
+        mark_path = path.with_suffix(MARK_SUFFIX)
+        self._mark = watermark.read(mark_path, StateMark)
         if self._mark is not None and self._mark.epoch != epoch:
             self._mark = None
-        super().__init__(path, FORMAT, "NORMAL", self._judge_tail)
+        super().__init__(path, mark_path, FORMAT, "NORMAL", self._judge_tail)
 
     def _judge_tail(self, tail: Tail) -> None:
         known = self._mark
@@ -110,15 +110,12 @@ class StateFile(DatabaseFile):
             raise TornState(f"it has applied entry {self.applied.position}, but {self.secured} was safely in it")
         self.indexed = self._indexed()
 
-    def _before_checkpoint(self) -> None:
-        self.secure()
-
     def secure(self) -> None:
-        """Put what is applied onto the disk, and note outside of SQLite that it is there."""
-        position, known = self.applied.position, frames(self._db)
-        salts = synced_salts(self._path)
-        watermark.write(self._mark_path, StateMark(self._epoch, position, salts, known))
-        self.secured = position
+        super().secure()
+        self.secured = self.applied.position
+
+    def _mark_of(self, salts: Salts | None, frames: int) -> StateMark:
+        return StateMark(self._epoch, self.applied.position, salts, frames)
 
     def _facts(self, epoch: str, start: End) -> End:
         """How far the log is applied. A new file begins where the log does, which must be its very beginning."""
@@ -154,13 +151,19 @@ class StateFile(DatabaseFile):
 
     def apply(self, waiting: Waiting, upto: End) -> None:
         """Take over what waits and the position it brings the state to, in one transaction."""
+        if failpoints.armed:
+            failpoints.reach("apply.before")
         with transaction(self._db):
             store(self._db, waiting)
             self._db.executemany(
                 "INSERT INTO fact VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
                 [("applied", upto.position), ("applied_digest", upto.digest)],
             )
+            if failpoints.armed:
+                failpoints.reach("apply.inside")
         self.applied = upto
+        if failpoints.armed:
+            failpoints.reach("apply.after")
         self._checkpoints.after_commit()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -22,8 +23,11 @@ _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">6I")
 """Page, size of the database when the frame ends a commit or 0, two salts, two checksums."""
 
-_BIG_ENDIAN_SUMS = 0x377F0683
-"""The magic of a WAL whose checksums take words in this order; the other order's is one less."""
+_BIG_ENDIAN_SUMS = bytes.fromhex("377f0683")
+_LITTLE_ENDIAN_SUMS = bytes.fromhex("377f0682")
+"""The magic of a WAL whose checksums take words in this order."""
+
+_WORD = 0xFFFFFFFF
 
 
 Salts = tuple[int, int]
@@ -51,12 +55,22 @@ def frames(db: apsw.Connection) -> int:
 
 def unread_tail(db: apsw.Connection, path: Path) -> Tail:
     """The part of a freshly opened database's WAL that SQLite left out."""
-    taken = frames(db)
+    taken, page_bytes = frames(db), db.pragma("page_size")
     try:
         with wal_of(path).open("rb") as wal:
-            return _behind(wal, taken, _FRAME.size + db.pragma("page_size"))
+            most_pages = (path.stat().st_size + os.fstat(wal.fileno()).st_size) // page_bytes
+            return _behind(wal, taken, _FRAME.size + page_bytes, most_pages)
     except FileNotFoundError:
         return Tail(0, 0)
+
+
+def pages(path: Path, taken: int, page_bytes: int) -> set[int]:
+    """The pages in the frames that SQLite took."""
+    if not taken:
+        return set()
+    with wal_of(path).open("rb") as wal:
+        places = (_HEADER.size + number * (_FRAME.size + page_bytes) for number in range(taken))
+        return {int.from_bytes(os.pread(wal.fileno(), 4, place), "big") for place in places}
 
 
 def synced_salts(path: Path) -> Salts | None:
@@ -78,32 +92,85 @@ def synced_salts(path: Path) -> Salts | None:
         os.close(fd)
 
 
-def _behind(wal: BinaryIO, taken: int, frame_bytes: int) -> Tail:
-    salts = _own_salts(wal.read(_HEADER.size))
-    size = commits = 0
+def _behind(wal: BinaryIO, taken: int, frame_bytes: int, most_pages: int) -> Tail:
+    header = wal.read(_HEADER.size)
+    salts = _own_salts(header)
     place = _HEADER.size + taken * frame_bytes
+    ends = _Ends(header, _frame_before(wal, place, frame_bytes) if taken else None, most_pages)
+    size = commits = 0
     while True:
         wal.seek(place)
         raw = wal.read(frame_bytes)
         if len(raw) < _FRAME.size:
             return Tail(size, commits, taken, salts)
         frame = _FRAME.unpack_from(raw)
-        salts = salts or (frame[2], frame[3])
-        if frame[2:4] == salts:
+        if salts is None and any(frame):
+            salts = (frame[2], frame[3])
+        # Frames left over from an earlier WAL have neither salt; a damaged one has at least one of them.
+        if salts is not None and (frame[2] == salts[0] or frame[3] == salts[1]):
             size += len(raw)
-            commits += frame[1] != 0 and len(raw) == frame_bytes
+            commits += len(raw) == frame_bytes and ends.is_end(frame, raw)
         place += frame_bytes
+
+
+def _frame_before(wal: BinaryIO, place: int, frame_bytes: int) -> bytes:
+    wal.seek(place - frame_bytes)
+    return wal.read(_FRAME.size)
+
+
+class _Ends:
+    """Tells which frames end a commit, frame by frame, also where it is that very note which suffered.
+
+    A flipped bit may have made a size of none, or none of a size. And the note lies across two sectors of the disk in
+    some frames: of a commit that power loss tore, the first may be of an earlier WAL and the second of this one. But a
+    frame's checksum can be followed backwards, from its end through the page, to the note it was made with.
+    """
+
+    def __init__(self, header: bytes, last: bytes | None, most_pages: int) -> None:
+        """`last` is the header of the frame before the first one, if there is one."""
+        self._order = _order(header)
+        before = _FRAME.unpack(last)[4:6] if last else _HEADER.unpack(header.ljust(_HEADER.size, b"\0"))[6:8]
+        self._sums: Sequence[int] = before
+        self._most_pages = most_pages
+
+    def is_end(self, frame: Sequence[int], raw: bytes) -> bool:
+        before, self._sums = self._sums, frame[4:6]
+        page, size = _note(self._order, raw[_FRAME.size :], before, self._sums)
+        # Where the page itself suffered, or a checksum, what comes out is any two numbers of 32 bits.
+        is_likely = 1 <= page <= self._most_pages and size <= self._most_pages
+        return (size if is_likely else frame[1]) != 0
+
+
+def _note(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
+    """The page and the size that lead from one checksum to the other over this data."""
+    first, second = after
+    for one, two in reversed(list(struct.iter_unpack(f"{order}II", data))):
+        second = (second - two - first) & _WORD
+        first = (first - one - second) & _WORD
+    words = ((first - before[0] - before[1]) & _WORD, (second - before[1] - first) & _WORD)
+    page, size = struct.unpack(">II", struct.pack(f"{order}II", *words))
+    return page, size
 
 
 def _own_salts(raw: bytes) -> Salts | None:
     """What marks the frames of this WAL, not leftovers of an earlier one. None when the header is damaged: then SQLite
-    has taken nothing, and the first frame says it."""
-    if len(raw) < _HEADER.size:
+    has taken nothing, and the first frame says it that is not zeros."""
+    # The checksum alone would take zeros for a header: theirs is zero.
+    if len(raw) < _HEADER.size or raw[:4] not in (_BIG_ENDIAN_SUMS, _LITTLE_ENDIAN_SUMS):
         return None
     header = _HEADER.unpack(raw)
-    order = ">" if header[0] == _BIG_ENDIAN_SUMS else "<"
-    first = second = 0
-    for one, two in struct.iter_unpack(f"{order}II", raw[:24]):
-        first = (first + one + second) & 0xFFFFFFFF
-        second = (second + two + first) & 0xFFFFFFFF
-    return (header[4], header[5]) if (first, second) == header[6:8] else None
+    return (header[4], header[5]) if _sums(_order(raw), raw[:24]) == header[6:8] else None
+
+
+def _order(header: bytes) -> str:
+    """In which order the words of a WAL are taken for its checksums."""
+    return ">" if header[:4] == _BIG_ENDIAN_SUMS else "<"
+
+
+def _sums(order: str, data: bytes, before: Sequence[int] = (0, 0)) -> tuple[int, ...]:
+    """The checksum of SQLite's WALs, going on from the one before."""
+    first, second = before
+    for one, two in struct.iter_unpack(f"{order}II", data):
+        first = (first + one + second) & _WORD
+        second = (second + two + first) & _WORD
+    return (first, second)

@@ -1,12 +1,13 @@
 """Watermarks: small files outside SQLite that name what is known to be safe.
 
 Owns those files. SQLite cannot tell a file that lost its newest commits from one that never had them; these can: for
-the log of a store that was closed or idle, and for everything the state has ever put onto the disk. Must not know what
-the entries are.
+the log of a store that was closed or idle, and for everything that was ever moved out of a WAL. Must not know what the
+entries are.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from pathlib import Path
@@ -15,22 +16,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from ... import logs
+from ... import failpoints, logs
 from .wal import Salts, Tail
 
 log = logs.get(__name__)
-
-
-class Watermark(Struct, frozen=True):
-    """The log had this entry, with this digest, safely on the disk."""
-
-    epoch: str
-    position: int
-    digest: str
-
-    @classmethod
-    def of(cls, epoch: str, position: int, digest: bytes) -> Watermark:
-        return cls(epoch, position, digest.hex())
 
 
 class StateMark(Struct, frozen=True):
@@ -42,12 +31,18 @@ class StateMark(Struct, frozen=True):
 
     epoch: str
     position: int
-    salts: Salts | None
-    frames: int
+    salts: Salts | None = None
+    frames: int = 0
 
     def is_cut_short(self, tail: Tail) -> bool:
         """Whether SQLite took less of the WAL than was safely in it."""
         return self.salts is not None and tail.salts == self.salts and tail.taken < self.frames
+
+
+class Watermark(StateMark, frozen=True, kw_only=True):
+    """The same of the log, which had this entry with this digest."""
+
+    digest: str
 
 
 Mark = TypeVar("Mark", Watermark, StateMark)
@@ -69,16 +64,27 @@ def read(path: Path, type_: type[Mark]) -> Mark | None:
         return None
 
 
-def write(path: Path, mark: Watermark | StateMark) -> None:
+def write(path: Path, mark: StateMark) -> None:
     """Replace a mark; after a crash either the old or the new one is there."""
     text = msgspec.json.encode(mark)
+    replace(path, text + b" %08x\n" % zlib.crc32(text))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Give a small file another content, onto the disk; after a crash either the old or the new one is there."""
     fresh = path.with_name(path.name + ".new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(fd, text + b" %08x\n" % zlib.crc32(text))
+        if os.write(fd, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(fd)
+    except OSError:
+        os.unlink(fresh)  # a file that could not be synced is never synced again: the next one is another
+        raise
     finally:
         os.close(fd)
+    if failpoints.armed:
+        failpoints.reach("watermark.inside")
     os.replace(fresh, path)
     sync_folder(path.parent)
 

@@ -1,0 +1,148 @@
+"""What SQLite leaves out of a WAL without a word is counted, also where it is the end of a commit that suffered."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import apsw
+import pytest
+
+from statesvc.backends.port import DataCorrupt
+from statesvc.backends.sqlite.files import close_untouched
+from statesvc.backends.sqlite.log import LogFile
+from statesvc.backends.sqlite.paths import Paths
+from statesvc.backends.sqlite.restoring import declare_complete, finish
+from statesvc.backends.sqlite.wal import Tail, frames, unread_tail
+
+FRAME = 24 + 4096
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """A file and its WAL, whose three commits leave a file of four pages each time, as a crash leaves them."""
+    db = apsw.Connection(str(tmp_path / "db"))
+    db.execute("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0")
+    db.execute("CREATE TABLE a (x); CREATE TABLE b (x); CREATE TABLE c (x)")
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    for number in range(3):
+        db.execute("BEGIN; INSERT INTO a VALUES (?); INSERT INTO b VALUES (?); COMMIT", (number, number))
+    assert db.pragma("page_count") == 4
+    copy = tmp_path / "crashed"
+    copy.mkdir()
+    for name in ("db", "db-wal"):
+        shutil.copy(tmp_path / name, copy / name)
+    db.close()
+    return copy
+
+
+def tail_after(store: Path, place: int, mask: int) -> Tail:
+    raw = bytearray((store / "db-wal").read_bytes())
+    raw[place] ^= mask
+    (store / "db-wal").write_bytes(raw)
+    return tail_of(store / "db")
+
+
+def tail_of(path: Path) -> Tail:
+    db = apsw.Connection(str(path))
+    try:
+        db.execute("PRAGMA journal_mode = WAL")  # reads the WAL, as whoever opens a file does
+        return unread_tail(db, path)
+    finally:
+        close_untouched(db)
+
+
+def frame(store: Path, number: int) -> int:
+    """Where a frame begins."""
+    assert len((store / "db-wal").read_bytes()) == 32 + 6 * FRAME
+    return 32 + number * FRAME
+
+
+def test_a_commit_whose_only_size_bit_is_lost_still_counts(store):
+    """Four pages are one bit. Without it, two commits would look like one that was torn."""
+    place = frame(store, 3) + 7
+    assert struct.unpack_from(">I", (store / "db-wal").read_bytes(), place - 3) == (4,)
+    assert tail_after(store, place, 4)[:3] == (4 * FRAME, 2, 2)
+
+
+def test_a_frame_that_merely_does_not_end_a_commit_is_not_taken_for_one(store):
+    assert tail_after(store, frame(store, 4) + 500, 1)[:3] == (2 * FRAME, 1, 4)
+
+
+@pytest.mark.parametrize("salt", [8, 12])
+@pytest.mark.parametrize(
+    ("number", "expected"), [(3, (4 * FRAME, 2, 2)), (4, (2 * FRAME, 1, 4)), (5, (2 * FRAME, 1, 4))]
+)
+def test_a_frame_with_a_damaged_salt_is_not_taken_for_a_leftover(store, salt, number, expected):
+    assert tail_after(store, frame(store, number) + salt, 16)[:3] == expected
+
+
+def test_a_damaged_header_leaves_everything_out_and_says_so(store):
+    assert tail_after(store, 17, 1)[:3] == (6 * FRAME, 3, 0)
+
+
+@pytest.mark.parametrize(("zeros", "expected"), [(32, (6 * FRAME, 3, 0)), (4096, (5 * FRAME, 3, 0))])
+def test_zeros_in_place_of_the_header_are_no_header_of_an_empty_wal(store, zeros, expected):
+    """Their checksum is zero, as they say themselves."""
+    wal = store / "db-wal"
+    wal.write_bytes(bytes(zeros) + wal.read_bytes()[zeros:])
+    assert tail_of(store / "db")[:3] == expected
+
+
+def test_leftovers_of_an_earlier_wal_are_none_of_it(tmp_path):
+    path = tmp_path / "log.db"
+    log = LogFile(path, "FULL", new=True)
+    log.db.execute("CREATE TABLE t (x)")
+    for _ in range(3):
+        log.db.execute("INSERT INTO t VALUES (zeroblob(9000))")
+    log.settle()
+    log.db.execute("INSERT INTO t VALUES (1)")  # begins anew at the front of the WAL
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("log.db", "log.db-wal", "watermark"):
+        shutil.copy(tmp_path / name, copy / name)
+    log.abandon()
+    assert tail_of(copy / "log.db").bytes == 0
+
+
+def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
+    """The note of frame 41 is the end of one sector, its salts are in the next: not written, the first shows the note
+    of an earlier WAL, where that frame ended a commit."""
+    db = apsw.Connection(str(tmp_path / "db"))
+    db.execute("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0").fetchall()
+    db.execute("CREATE TABLE t (x)")
+
+    def commit(upto: int) -> None:
+        while frames(db) < upto:
+            db.execute("INSERT INTO t VALUES (zeroblob(40))")
+
+    commit(60)
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+    db.execute("INSERT INTO t VALUES (0)")  # at the front of the WAL again
+    commit(38)
+    before = (tmp_path / "db-wal").read_bytes()
+    db.execute("INSERT INTO t VALUES (zeroblob(60000))")
+    torn = bytearray((tmp_path / "db-wal").read_bytes())
+    close_untouched(db)
+    sector = (32 + 41 * FRAME) // 512 * 512
+    torn[sector : sector + 512] = before[sector : sector + 512]
+    assert struct.unpack_from(">I", torn, 32 + 41 * FRAME + 4) != (0,)
+    (tmp_path / "db-wal").write_bytes(torn)
+    (tmp_path / "db-shm").unlink()
+    assert tail_of(tmp_path / "db").commits == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"log.db", b"log.db\n", b"log.dc\nstate.db", b"log.db\nstate.d", b"\xff"])
+def test_a_damaged_note_of_what_is_complete_moves_nothing(tmp_path, content):
+    paths = Paths.below(tmp_path)
+    paths.incoming.mkdir()
+    for name in ("log.db", "state.db"):
+        (tmp_path / name).write_text("old")
+        (paths.incoming / name).write_text("new")
+    declare_complete(paths, paths.log, paths.state)
+    (paths.incoming / "complete").write_bytes(content)
+    with pytest.raises(DataCorrupt, match="complete is damaged"):
+        finish(paths)
+    assert [(tmp_path / name).read_text() for name in ("log.db", "state.db")] == ["old", "old"]
+    assert (paths.incoming / "log.db").read_text() == "new"
