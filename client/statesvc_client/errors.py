@@ -29,6 +29,9 @@ from typing import Any, ClassVar, Literal
 
 Outcome = Literal["not_applied", "unknown"]
 
+MOST_TEXT = 500
+"""Characters of a text. It may repeat what a caller sent, which is as long as a caller likes."""
+
 
 class StateError(Exception):
     """A request that did not succeed: what was wrong, with which value, what to do."""
@@ -43,8 +46,8 @@ class StateError(Exception):
         outcome: Outcome = "not_applied",
         record: Any = None,
     ) -> None:
-        super().__init__(text)
-        self.text = text
+        self.text = text if len(text) <= MOST_TEXT else text[:MOST_TEXT] + "…"
+        super().__init__(self.text)
         self.outcome: Outcome = outcome
         self.record = record
 

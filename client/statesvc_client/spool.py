@@ -337,6 +337,14 @@ def _write_all(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
+def _other_version(data: bytes) -> str:
+    """In words, what the first line says when it is one of ours."""
+    name, _, version = data.partition(b"\n")[0].partition(b" ")
+    if name != MAGIC.split()[0] or not version.isdigit():
+        return ""
+    return f" of version 1, but of version {version[:20].decode()}: it takes the newer adapter that wrote it"
+
+
 class _Scan:
     """What the bytes of a spool say."""
 
@@ -369,7 +377,7 @@ class _Scan:
             if MAGIC.startswith(data):
                 self.torn_bytes = len(data)
                 return
-            raise SpoolCorrupt(f"{self._path} does not begin like a spool; it is left as it is")
+            raise SpoolCorrupt(f"{self._path} does not begin like a spool{_other_version(data)}; it is left as it is")
         place = len(MAGIC)
         while place < len(data):
             payload = self._payload_at(place)

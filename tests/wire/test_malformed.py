@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statesvc_client.wire import Limits, Malformed, Sync, decode_request, printable
+from statesvc_client import wire
+from statesvc_client.wire import Limits, Malformed, Sync, check_size, decode_request, printable
 
 LIMITS = Limits()
 
@@ -162,6 +163,51 @@ def test_commas_inside_strings_are_no_values():
     decode_request(b'{"op":"ping","x":"' + b"," * 5000 + b'"}', Limits(frame_values=1000))
 
 
+def plainly(frame: bytes) -> tuple[int, int]:
+    """Values and depth, one byte after the other."""
+    values, level, deepest, inside, escaped = 1, 0, 0, False, False
+    for byte in frame:
+        if inside:
+            inside, escaped = byte != ord('"') or escaped, byte == ord("\\") and not escaped
+        elif byte == ord('"'):
+            inside = True
+        elif byte in b"[{":
+            values, level = values + 1, level + 1
+            deepest = max(deepest, level)
+        elif byte in b"]}":
+            level -= 1
+        elif byte == ord(","):
+            values += 1
+    return values, deepest
+
+
+STRINGS = st.lists(st.sampled_from([b"a", b"[", b"}", b",", b"\\\\", b'\\"', b"\\n"]), max_size=8).map(
+    lambda parts: b'"' + b"".join(parts) + b'"'
+)
+
+
+@given(
+    frame=st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b",", b"1", b'""']) | STRINGS, max_size=40),
+    cut=st.integers(0, 3),
+    piece=st.integers(1, 9),
+)
+@example(frame=[b'"\\\\"', b"[", b"["], cut=0, piece=2)
+@example(frame=[b'"\\""', b"[", b"["], cut=0, piece=2)
+def test_a_frame_looked_at_piece_by_piece_holds_what_it_holds_byte_by_byte(frame: list[bytes], cut: int, piece: int):
+    whole = b"".join(frame)
+    whole = b"[" * len(frame) + whole[: len(whole) - cut]  # nothing is closed that was not opened
+    values, deepest = plainly(whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "SIZED_AT_ONCE", piece)
+        check_size(whole, Limits(frame_values=values, depth=max(deepest, 1)))
+        if values > 1:
+            with pytest.raises(Malformed, match="more than"):
+                check_size(whole, Limits(frame_values=values - 1, depth=max(deepest, 1)))
+        if deepest > 1:
+            with pytest.raises(Malformed, match="nested"):
+                check_size(whole, Limits(frame_values=values, depth=deepest - 1))
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -172,8 +218,9 @@ def test_commas_inside_strings_are_no_values():
         b"[" * 4_000_000,
         b'[",",' * 800_000,
         b'"' + b"\\u" * 2_000_000,
+        b"[" * 300 + b"]" * 4_000_000,
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_no_frame_takes_longer_than_its_length_explains(frame: bytes):
     """A frame of 4 MB takes a fraction of a second; a check that went back at each quote would take days."""
