@@ -88,7 +88,17 @@ NOT_INTRODUCED = Caller()
 class Session:
     """One connection's standing: who is calling, and how far its numbered writes have come."""
 
-    __slots__ = ("_waits", "_watches", "ack_last", "caller", "connection", "is_leaving", "last_seq", "stopped_at")
+    __slots__ = (
+        "_waits",
+        "_watches",
+        "ack_last",
+        "caller",
+        "connection",
+        "is_leaving",
+        "is_lost",
+        "last_seq",
+        "stopped_at",
+    )
 
     def __init__(self, connection: Peerage, caller: Caller = NOT_INTRODUCED) -> None:
         self.connection = connection
@@ -96,6 +106,8 @@ class Session:
         self._waits: Waits | None = None
         self._watches: dict[wire.RequestId, Lasting] | None = None
         self.is_leaving = False
+        self.is_lost = False
+        """Its connection is gone: what was read of it and not begun is not begun any more."""
         self.ack_last = False
         self.last_seq = 0
         self.stopped_at: int | None = None

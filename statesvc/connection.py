@@ -34,6 +34,9 @@ TURN = 128
 TURN_BYTES = 1024 * 1024
 """Frames answered before other connections get their turn, whichever comes first: about a millisecond."""
 
+DISCARD_SECONDS = 0.005
+"""The rest between two reads of what is dropped unread; a read takes what the kernel holds, about 200 KiB."""
+
 
 class Bounds(NamedTuple):
     """What one connection may hold."""
@@ -125,6 +128,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
+            self._rest_before_more()
             return
         splitter = self._splitter
         frames = splitter.feed(data)
@@ -154,6 +158,7 @@ class Connection(asyncio.Protocol):
         self._line.clear()
         self._ending = True
         self._session.leave()
+        self._session.is_lost = True
         self._dispatcher.forget(self._session)
         self._lost = True
         if self._gone is not None and not self._gone.done():
@@ -480,6 +485,17 @@ class Connection(asyncio.Protocol):
         self._partial_since = asyncio.get_running_loop().time()
         if not self._transport.is_closing():
             self._transport.write_eof()
+
+    def _rest_before_more(self) -> None:
+        """Nobody waits for what is dropped: it comes no faster than others hardly notice."""
+        transport = self._transport
+        if not transport.is_closing():
+            transport.pause_reading()
+            asyncio.get_running_loop().call_later(DISCARD_SECONDS, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _close(self) -> None:
         self._ending = True

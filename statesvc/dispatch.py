@@ -27,6 +27,7 @@ from .store.deduplication import check_not_own
 from .store.health import Health
 from .store.listing import Paging
 from .store.store import Store
+from .store.turns import Share
 
 log = logs.get(__name__)
 
@@ -36,6 +37,9 @@ OVERLAPPING: frozenset[type[Request]] = frozenset(
 """Requests about one record. On a shared engine each takes a journey or two, so those of one connection go side by
 side; the store keeps the order of those about the same record."""
 
+
+LARGE_BYTES = 128 * 1024
+"""Frames above this take a millisecond or more. Hardly any is: a job has some hundred bytes."""
 
 _ALWAYS: frozenset[type[Request]] = frozenset({wire.Ping, wire.Health})
 """Requests that do not need the store."""
@@ -61,6 +65,7 @@ class Dispatcher:
         self._store = store
         self._limits = limits
         self._ready = ready
+        self._large = Share()
         self._health = health
         self._sessions: dict[str, Session] = {}
         self._overlapping = frozenset[type[Request]]() if store.engine.immediate else OVERLAPPING
@@ -82,10 +87,12 @@ class Dispatcher:
         return self._store.commits.full
 
     def answer(
-        self, frame: bytes, session: Session, *, busy: bool = False
+        self, frame: bytes, session: Session, *, busy: bool = False, in_turn: bool = False
     ) -> Answer | Coming | Meanwhile | Awaitable[Answer] | None:
         """The answer to one frame, or a promise of it. Never raises. While requests of the connection are under way
         that let others begin (`busy`), None means: not this one, offer it again when they are over."""
+        if len(frame) > LARGE_BYTES and not in_turn:
+            return None if busy else self._answer_in_turn(frame, session)
         try:
             request = wire.decode_request(frame, self._limits)
         except Malformed as bad:
@@ -102,6 +109,23 @@ class Dispatcher:
         if type(answer) is Coming:
             return answer if asked in self._overlapping else answer.wait()
         return Meanwhile(answer) if asked in self._overlapping else answer  # type: ignore[arg-type]
+
+    async def _answer_in_turn(self, frame: bytes, session: Session) -> Answer:
+        """The answer to a large frame: decoding it takes a while and cannot be divided, so those of all connections go
+        one behind the other, with rests in which the small ones are served."""
+        while True:
+            async with self._large:
+                if session.is_lost:
+                    return Answer(b"")
+                if (full := self.congestion) is None:
+                    answer = self.answer(frame, session, in_turn=True)
+                    break
+            await full.wait()
+        if isinstance(answer, Meanwhile):
+            return await answer.answer
+        if isinstance(answer, Coming):
+            return await answer.wait()
+        return answer if isinstance(answer, Answer) else await answer  # type: ignore[misc]  # never None: not busy
 
     def _handle(self, request: Request, session: Session) -> Answer | Coming | Awaitable[Answer]:
         try:

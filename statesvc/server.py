@@ -15,14 +15,16 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from statesvc_client import __version__, wire
 from statesvc_client.errors import Busy, Denied, StateError, Unavailable
 
-from . import backends, logs
+from . import backends, failpoints, logs
 from .answers import NOT_INTRODUCED
 from .backends.port import DataCorrupt, Engine, EngineBroken, Unit
 from .config import identities
@@ -31,8 +33,10 @@ from .connection import Bounds, Connection
 from .dispatch import Dispatcher
 from .handlers.administering import AdministrationHandlers
 from .handlers.following import Watching
+from .process.acceptor import Acceptor
 from .process.descriptors import room_for
 from .process.listener import Listener, listen, listen_on_inherited
+from .process.memory import give_free_pages_back, give_large_blocks_back
 from .process.notify import Notifier, activated_socket, watchdog_interval
 from .process.parent import watch_parent
 from .process.peers import Access, Peer, peer_credentials
@@ -62,6 +66,9 @@ EXIT_IO = 74
 
 SWEEP_SECONDS = 1.0
 """How often stuck connections are looked for."""
+
+TRIM_SECONDS = 60.0
+"""How often memory that lies free between what is used goes back to the system."""
 
 RETRY_SECONDS = 1.0
 """Pause between two tries to open an engine that is away."""
@@ -141,6 +148,8 @@ class Server:
         )
         self._admins = identities.admin_uids(settings.access)
         self._connections: set[Connection] = set()
+        self.expected: set[_Doorkeeper] = set()
+        """Those who were let in and cannot be spoken to yet."""
         self._most_clients = room_for(limits.clients)
         self._open = False
         self._opened = asyncio.Event()
@@ -158,19 +167,22 @@ class Server:
         """Start, serve, drain, close."""
         self._engine.own()
         with self._listen() as listener:
-            acceptor = await self._accept(listener)
+            acceptor = Acceptor(listener.sock, self._welcome)
             self._heed_signals(listener, parent_fd)
             if announce is not None:
                 announce(listener.path)
             # In a thread: loading the log library takes longer than answering the first ping should.
             await asyncio.to_thread(logs.configure, self._settings.log.level, self._settings.log.format)
+            await asyncio.to_thread(give_large_blocks_back)
             if self._most_clients < self._settings.limits.clients:
                 log.warning("fewer_clients", limit=self._most_clients, why="the limit on open files (LimitNOFILE)")
+            if failpoints.armed:
+                log.warning("failpoints_armed", variable=failpoints.VARIABLE)
             log.info("listening", socket=listener.path, version=__version__, pid=os.getpid())
             duties = self._take_up_duties()
             await self._stop.wait()
             listener.remove_file()
-            acceptor.close()
+            await acceptor.close()
             await self._drain(duties)
         log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
@@ -186,39 +198,36 @@ class Server:
             str(self._settings.socket), mode=identities.socket_mode(access), gid=identities.socket_gid(access)
         )
 
-    async def _accept(self, listener: Listener) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        return await loop.create_unix_server(self._connected, sock=listener.sock, backlog=1024)
-
-    def _connected(self) -> asyncio.Protocol:
-        return _Doorkeeper(self._admit)
-
-    def _admit(self, transport: asyncio.Transport) -> asyncio.Protocol | None:
-        """The protocol for a new connection, or None after telling it why not."""
+    def _welcome(self, connection: socket.socket) -> asyncio.Protocol | None:
+        """Who answers a new connection; None after telling it why nobody does."""
         try:
-            peer = self._welcome(transport)
+            peer = self._admitted(connection)
         except StateError as refusal:
             reply = wire.Reply(request_id="", success=False, error=refusal.text, code=refusal.code)
-            transport.write(wire.encode_line(reply))
-            transport.close()
+            with suppress(OSError):  # gone already
+                connection.send(wire.encode_line(reply))
             return None
-        caller = AN_ADMIN if peer.uid in self._admins else NOT_INTRODUCED
-        connection = Connection(self._dispatcher, self._bounds, self._connections.discard, caller)
-        self._connections.add(connection)
-        return connection
+        doorkeeper = _Doorkeeper(AN_ADMIN if peer.uid in self._admins else NOT_INTRODUCED, self)
+        self.expected.add(doorkeeper)
+        return doorkeeper
 
-    def _welcome(self, transport: asyncio.Transport) -> Peer:
+    def _admitted(self, connection: socket.socket) -> Peer:
         """Who is there, or why it cannot come in."""
-        if len(self._connections) >= self._most_clients:
+        if len(self._connections) + len(self.expected) >= self._most_clients:
             raise Busy(f"{self._most_clients} clients are connected, which is the limit")
         try:
-            peer = peer_credentials(transport.get_extra_info("socket"))
+            peer = peer_credentials(connection)
         except OSError:
             raise Denied("the peer of this connection is not known: it is gone already") from None
         if not self._access.allows(peer):
             log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
             raise Denied(f"uid {peer.uid} may not connect; see access.uids and access.gids of the configuration")
         return peer
+
+    def connected(self, caller: Caller) -> Connection:
+        connection = Connection(self._dispatcher, self._bounds, self._connections.discard, caller)
+        self._connections.add(connection)
+        return connection
 
     def _heed_signals(self, listener: Listener, parent_fd: int | None) -> None:
         loop = asyncio.get_running_loop()
@@ -250,7 +259,12 @@ class Server:
         self._outcome_known.set()  # who waits for the engine is told that it will not come
 
     def _take_up_duties(self) -> list[asyncio.Task[None]]:
-        duties = [self._open_engine(), self._keep_up(), _regularly(SWEEP_SECONDS, "sweep", self._sweep)]
+        duties = [
+            self._open_engine(),
+            self._keep_up(),
+            _regularly(SWEEP_SECONDS, "sweep", self._sweep),
+            _regularly(TRIM_SECONDS, "give_free_pages_back", partial(asyncio.to_thread, give_free_pages_back)),
+        ]
         interval = watchdog_interval()
         if interval is not None:
             duties.append(_regularly(interval, "feed_watchdog", self._feed_watchdog))
@@ -392,10 +406,14 @@ class Server:
     async def _drain(self, duties: list[asyncio.Task[None]]) -> None:
         """Answer what was read, commit it, close; each within its deadline."""
         self._notifier.stopping("draining")
+        if failpoints.armed:
+            failpoints.reach("drain.before")
         self._administration.give_up()
         for duty in duties:
             duty.cancel()
         await self._finish_connections(duties)
+        if failpoints.armed:
+            failpoints.reach("drain.answered")
         seconds = max(self._settings.drain_seconds, CLOSE_SECONDS)
         closing = asyncio.create_task(self._close())
         await asyncio.wait([closing], timeout=seconds)
@@ -452,13 +470,17 @@ def _die_of(number: signal.Signals) -> NoReturn:
 
 
 class _Doorkeeper(asyncio.Protocol):
-    """Looks at who is there before a connection costs anything."""
+    """Makes a connection of one that came in, once it can be spoken to."""
 
-    def __init__(self, admit: Callable[[asyncio.Transport], asyncio.Protocol | None]) -> None:
-        self._admit = admit
+    def __init__(self, caller: Caller, server: Server) -> None:
+        self._caller = caller
+        self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        admitted = self._admit(transport)  # type: ignore[arg-type]
-        if admitted is not None:
-            transport.set_protocol(admitted)
-            admitted.connection_made(transport)
+        self._server.expected.discard(self)
+        connection = self._server.connected(self._caller)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.expected.discard(self)

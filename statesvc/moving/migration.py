@@ -24,6 +24,7 @@ from msgspec import Struct, convert, to_builtins
 from statesvc_client.errors import Conflict, Gone
 from statesvc_client.wire import printable
 
+from .. import failpoints
 from ..backends.port import Cursor, Key, Row
 from ..store import own
 from .fingerprints import Counting, Tally, fingerprint, whole
@@ -326,6 +327,8 @@ class Migration:
         self.froze = True
         await self._source.freeze()
         self._report.source_frozen = True
+        if failpoints.armed:
+            failpoints.reach("migrate.frozen")
         await self._follow(marker)
         compared = await self._settled(marker)
         self._report.token_floor = await self._target.raise_floor(compared.floor)
@@ -334,6 +337,8 @@ class Migration:
         marker.completed_at = self._target.now()
         marker.report = self._kept()
         await self._target.mark(marker)
+        if failpoints.armed:
+            failpoints.reach("migrate.complete")
         await self._hand_over(marker)
 
     async def _settled(self, marker: Marker) -> Compared:

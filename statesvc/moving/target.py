@@ -18,6 +18,7 @@ from msgspec import Struct
 from statesvc_client.errors import Busy, Conflict, StateError
 from statesvc_client.wire import printable
 
+from .. import failpoints
 from ..backends.port import REMOVED, Cursor, Dump, Key, LogEntry, Row, Stamp, Write
 from ..store import own
 from .fingerprints import Fingerprint, fingerprint
@@ -165,6 +166,8 @@ class Target:
     async def _write(self, rows: Sequence[Row], expected: Mapping[Key, Stamp]) -> None:
         for _ in range(ATTEMPTS):
             results = await self._engine.commit([(Write(row, expected.get(row.key), None),) for row in rows])
+            if failpoints.armed:
+                failpoints.reach("migrate.inside")
             for row, result in zip(rows, results, strict=True):
                 if isinstance(result, StateError):
                     raise _of_record(row, result)

@@ -212,6 +212,7 @@ def _listen_locked(path: str, lock: InstanceLock, *, mode: int, gid: int | None,
         try:
             _open_up(temporary, mode, gid)
             sock.listen(backlog)
+            _check_replaceable(path)  # once more: in a folder open to all somebody may just have put something there
             os.rename(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -227,6 +228,10 @@ def _bind(sock: socket.socket, path: str, mode: int) -> None:
     before = os.umask(0o777 & ~mode)
     try:
         sock.bind(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise UnsafePath(path, "was taken by somebody else at this moment; choose a folder of 0700") from error
     finally:
         os.umask(before)
 
@@ -237,5 +242,6 @@ def _open_up(path: str, mode: int, gid: int | None) -> None:
         try:
             os.chown(path, -1, gid, follow_symlinks=False)
         except PermissionError as error:
-            raise UnsafePath(path, f"cannot be given to group {gid}: we are not a member of it") from error
+            why = "we are not a member of it, or a sandbox forbids chown (with systemd: SocketGroup=)"
+            raise UnsafePath(path, f"cannot be given to group {gid}: {why}") from error
     os.chmod(path, mode)

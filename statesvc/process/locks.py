@@ -23,6 +23,9 @@ MAX_REPLACEMENTS = 16
 # Bytes read from the file to find the pid of its holder: a pid has at most seven digits on Linux.
 MAX_PID_BYTES = 32
 
+# What a pid is made of. It is not synced: after a power loss it may be cut short, or zeros may stand in its place.
+PID_BYTES = b"0123456789\n\0"
+
 _REFUSED = {
     errno.ELOOP: "is a symbolic link; a lock file must be a plain file",
     errno.EISDIR: "is a folder; a lock file must be a plain file",
@@ -115,7 +118,7 @@ def _check_owned(path: str, fd: int) -> None:
 
 def _check_content(path: str, fd: int) -> None:
     """Refuse to write a pid over something else. Called with the lock held, when no pid is half written."""
-    if os.fstat(fd).st_size and _read_pid(fd) is None:
+    if os.pread(fd, MAX_PID_BYTES, 0).translate(None, PID_BYTES):
         raise UnsafePath(path, "holds something that is not a process id; it is not a lock file of ours")
 
 

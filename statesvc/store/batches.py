@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from statesvc_client.errors import Internal, StateError, Unavailable
 
-from .. import logs
+from .. import failpoints, logs
 from ..backends.port import Engine, Key, Result, Row, Unit
 from .handing import hand_over
 
@@ -213,6 +213,8 @@ class GroupCommit:
         self._forget_pending(batch)
         batch.settle(results, None)
         self.committed(batch.applied_units())
+        if failpoints.armed:
+            failpoints.reach("reply.before")
         batch.tell()
 
     def _fail(self, batch: Batch, failure: StateError) -> None:

@@ -20,6 +20,7 @@ from . import clock
 from .kinds import Kind
 from .queueing import Times
 from .records import decode, index_keys
+from .retention import SLACK_SECONDS
 
 _written = clock.Stamper().text
 _EARLIEST, _LATEST = -(2**63), 2**63 - 1
@@ -90,9 +91,16 @@ def keys_of(row: Row, record: Fields, kind: Kind, now: int) -> Keys:
         _parsed(record.get("createdAt"), "createdAt", stored.created),
         _parsed(record.get("updatedAt"), "updatedAt", stored.updated),
         _time(record, "startedAt", stored.started),
-        _time(record, "completedAt", stored.completed),
+        _completed(record, stored.completed),
     )
     return index_keys(kind, record, times, row, now)
+
+
+def _completed(record: Fields, stored: int | None) -> int | None:
+    """Retention counts an end that lies ahead as the moment it came across it; the record says what it was told."""
+    told = _time(record, "completedAt", stored)
+    was_ahead = told is not None and stored is not None and told - stored >= SLACK_SECONDS * clock.SECOND
+    return stored if was_ahead else told
 
 
 def _time(record: Fields, name: str, stored: int | None) -> int | None:

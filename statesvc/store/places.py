@@ -21,6 +21,8 @@ from typing import Self
 from statesvc_client.errors import BadRequest, Exists, Internal, NoSpace, NotFound, StateError
 from statesvc_client.wire import printable
 
+from ..process.folders import make_private
+
 SUFFIX = ".snapshot"
 """Of names we choose; others may choose as they like."""
 
@@ -168,7 +170,7 @@ def _relative(data: Path, given: str) -> str:
 
 def _make_data_folder(data: Path) -> None:
     try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(data)
     except OSError as problem:
         raise BadRequest(f"the data folder {data} cannot be made: {problem.strerror}; configure another") from None
 

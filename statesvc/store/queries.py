@@ -48,6 +48,10 @@ MOST_PATTERN_CHARS = 1000
 MOST_PATTERN_STEPS = 1000
 """Bounds of a regex: its text, and RE2's program for it. One match costs at most steps times characters of the id."""
 
+PATTERN_BYTES = 512 * 1024
+"""What RE2 may take for one: many times what a program of so many steps needs, and little enough that it gives up on a
+larger one within milliseconds."""
+
 MOST_TERMS = 64
 """Labels, paths and statuses a filter may name, each: every one is looked at for every record examined."""
 
@@ -225,6 +229,7 @@ def _regex_test(pattern: str) -> Test:
 
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = PATTERN_BYTES
     if len(pattern) > MOST_PATTERN_CHARS:
         raise BadRequest(f"regex is {len(pattern)} characters long; the limit is {MOST_PATTERN_CHARS}")
     try:

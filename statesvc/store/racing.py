@@ -55,8 +55,10 @@ ALONE = Precedence()
 """Of a write that nobody sent others before."""
 
 
-class Decided(Struct, gc=False):
+class Decided(Struct):
     """What became of a request, once the batch `after` is committed."""
+
+    # Left to the collector: a refusal knows the frames it was raised in, and one of them may know this.
 
     row: Row | None = None
     after: Batch | None = None
@@ -182,23 +184,31 @@ class Race:
         batch.listeners.append(self._settled)
 
     def _settled(self) -> None:
+        """Go on from what the commit came to. It is one of many that are told of it: a bug here has no other way out
+        than the answer."""
+        try:
+            outcome = self._taken()
+        except Exception as problem:  # noqa: BLE001 - whoever sent it is told
+            outcome = problem
+        if outcome is not None:
+            self._finish(outcome)
+
+    def _taken(self) -> Decided | Exception | None:
+        """What is to be told; None when it has to be decided again."""
         failure = self._batch.failure
         if failure is not None:
             self._precedence.failed(failure)
-            self._finish(failure)
-        else:
-            self._take(self._batch.results[self._place])
-
-    def _take(self, result: Result) -> None:
+            return failure
+        result = self._batch.results[self._place]
         if result == "applied":
             self._turn.applied(self._foundation)
-            self._finish(Decided(self._made.row))
-        elif isinstance(result, StateError):
-            self._finish(result)
-        else:
-            self._note(result, self._made)
-            self._turn.undecided()
-            self._go_on(self._run())
+            return Decided(self._made.row)
+        if isinstance(result, StateError):
+            return result
+        self._note(result, self._made)
+        self._turn.undecided()
+        self._go_on(self._run())
+        return None
 
     def _finish(self, outcome: Decided | Exception) -> None:
         problem = outcome.refused if isinstance(outcome, Decided) else outcome
@@ -305,7 +315,7 @@ class Race:
             made = self._store.decide(self._request, self._fields, subject, self._caller, replayed=replayed)
         except StateError as refused:
             in_doubt = self._unsure and not self._marked
-            return Decided(refused=_perhaps_applied(refused.text) if in_doubt else refused)
+            return Decided(refused=_perhaps_applied(refused.text) if in_doubt else refused.with_traceback(None))
         if isinstance(made, int):
             return Decided(row, duplicate_of=made)
         return Decided(row) if made is None else made
@@ -356,7 +366,12 @@ class Look:
             self._store.go_on(self._finished())
 
     def _fetched(self, row: Row | None, problem: StateError | None) -> None:
-        self._finish(Decided(living(row)) if problem is None else problem)
+        outcome: Decided | Exception
+        try:
+            outcome = Decided(living(row)) if problem is None else problem
+        except Exception as bug:  # noqa: BLE001 - whoever asked is told
+            outcome = bug
+        self._finish(outcome)
 
     def _finish(self, outcome: Decided | Exception) -> None:
         self._turn.leave()

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from statesvc_client.errors import BadRequest, NotFound
 
+from .. import failpoints
 from ..backends.port import Row
 from .places import Place, in_words
 
@@ -123,12 +124,16 @@ class Writer:
         """One block."""
         self.footer.count(rows)
         self._put(b"B", zlib.compress(_encode_rows(rows), LEVEL))
+        if failpoints.armed:
+            failpoints.reach("snapshot.inside")
 
     def finish(self) -> Footer:
         """The file is whole, safely on disk, and has its name."""
         self._put(b"F", msgspec.json.encode(self.footer))
         with in_words(self._place.shown):
             os.fsync(self._file)
+        if failpoints.armed:
+            failpoints.reach("snapshot.whole")
         self._place.keep()
         self._close()
         return self.footer

@@ -175,7 +175,8 @@ class Store:
         try:
             decided = self.decide(request, fields, Subject(kind, key[1], row), caller, replayed=replayed)
         except StateError as refused:
-            return Decided(after=after, refused=refused)
+            # Nobody asks where it was raised, and the frames of that would have to wait for the collector.
+            return Decided(after=after, refused=refused.with_traceback(None))
         if type(decided) is Write:
             return Decided(decided.row, self.commits.add((decided,)))
         return Decided(row, after, duplicate_of=decided)  # type: ignore[arg-type]  # a revision, or nothing to do

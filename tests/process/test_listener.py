@@ -256,6 +256,22 @@ def test_a_file_a_folder_a_symlink_and_a_pipe_are_refused_and_untouched(socket_f
     assert file.read_text() == "precious"
 
 
+@pytest.mark.parametrize("name", ["", "~"])
+def test_what_somebody_puts_there_in_the_middle_of_a_start_is_refused_and_untouched(path, name, monkeypatch):
+    """In a folder open to all others may be quicker than we are."""
+    real = socket.socket
+
+    def squatted(*arguments: object, **options: object) -> socket.socket:
+        Path(path + name).write_text("quicker")
+        return real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "socket", squatted)
+    with pytest.raises(UnsafePath) as refused:
+        listen(path)
+    assert refused.value.exit_code == 73
+    assert Path(path + name).read_text() == "quicker"
+
+
 def test_something_else_at_the_temporary_name_is_refused_and_untouched(path):
     Path(path + "~").write_text("an editor's backup")
     with pytest.raises(UnsafePath, match=r"s\.sock~"):

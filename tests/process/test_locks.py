@@ -77,6 +77,13 @@ def test_a_longer_pid_of_the_past_leaves_no_digits_behind(path):
         assert Path(path).read_text() == f"{os.getpid()}\n"
 
 
+@pytest.mark.parametrize("torn", [b"41", b"\0\0\0\0\0\0\0\0", b"412\0\0\0\n"])
+def test_a_pid_that_a_power_loss_tore_keeps_nobody_out(path, torn):
+    Path(path).write_bytes(torn)
+    with InstanceLock(path):
+        assert Path(path).read_text() == f"{os.getpid()}\n"
+
+
 def test_a_file_replaced_between_open_and_flock_is_noticed(path, monkeypatch):
     flock = fcntl.flock
     replaced: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from statesvc.store.batches import Bar
+from statesvc.store.checking import check
 from statesvc.store.clock import SECOND
 from statesvc_client import wire
 from tests.store.conftest import DAY, World
@@ -109,6 +110,8 @@ async def test_a_time_in_the_future_counts_as_now(world: World):
     await world.caught_up()
     await world.duties.sweep()
     assert await world.status("ahead") == "COMPLETED"
+    found = await check(world.store, lambda *_: None, lambda: None, repair=False)
+    assert found.problems == []
     world.clock.forward(31 * DAY)
     await world.caught_up()
     assert (await world.duties.sweep())["buried"] == 1

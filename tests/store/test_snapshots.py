@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,6 +224,26 @@ def test_until_it_is_whole_nothing_has_its_name(data):
         assert not [path for path in data.iterdir() if path.suffix == places.SUFFIX]
         writer.finish()
     assert [path.name for path in data.iterdir()] == ["s.snapshot"]
+
+
+def test_a_snapshot_is_on_the_disk_before_it_has_its_name_and_its_name_is_there_before_it_is_told(data, monkeypatch):
+    happened: list[str] = []
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **options: Any) -> Any:
+            is_folder = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            happened.append(f"{name} of the folder" if is_folder else name)
+            return call(*args, **options)
+
+        return noted
+
+    with places.find(data, "s.snapshot", make=True) as place:
+        writer = Writer(place)
+        writer.begin(HEADER)
+        for name in ("fsync", "link", "rename"):
+            monkeypatch.setattr(os, name, noting(name, getattr(os, name)))
+        writer.finish()
+    assert happened == ["fsync", "link", "fsync of the folder"]
 
 
 def test_an_existing_file_is_never_overwritten(data):

@@ -1,0 +1,110 @@
+"""Long work on the loop takes turns: others are served in between, however much of it there is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+
+from statesvc.store.turns import SECONDS, Share, Turns
+
+
+def work(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+async def test_somebody_else_comes_in_between_any_two_turns():
+    order: list[str] = []
+
+    async def long(name: str) -> None:
+        turns = Turns()
+        for _ in range(5):
+            work(1.5 * SECONDS)
+            order.append(name)
+            await turns.pause()
+
+    async def others() -> None:
+        while sum(each != "." for each in order) < 15:
+            order.append(".")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(long("a"), long("b"), long("c"), others())
+    behind_the_first = "".join(order).lstrip("abc")
+    assert all(len(turn) == 1 for turn in behind_the_first.split(".") if turn)
+
+
+async def test_long_work_goes_in_turn_and_comes_to_its_end():
+    done: list[str] = []
+
+    async def long(name: str, steps: int) -> None:
+        turns = Turns()
+        for _ in range(steps):
+            work(SECONDS)
+            await turns.pause()
+        done.append(name)
+
+    await asyncio.gather(long("long", 30), long("short", 3))
+    assert done == ["short", "long"]
+
+
+async def test_one_that_gave_up_waiting_holds_up_nobody():
+    async def long() -> str:
+        turns = Turns()
+        for _ in range(5):
+            work(1.5 * SECONDS)
+            await turns.pause()
+        return "done"
+
+    given_up, other = asyncio.create_task(long()), asyncio.create_task(long())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await asyncio.wait_for(other, 30) == "done"
+
+
+def test_a_loop_that_was_closed_while_somebody_waited_holds_up_no_other():
+    async def long() -> None:
+        turns = Turns()
+        for _ in range(3):
+            work(1.5 * SECONDS)
+            await turns.pause()
+
+    async def cut_off() -> None:
+        waiting = asyncio.create_task(long())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+
+    asyncio.run(cut_off())
+    asyncio.run(asyncio.wait_for(long(), 30))
+
+
+async def test_undivided_work_goes_one_behind_the_other_with_rests():
+    share, spans = Share(), list[tuple[float, float]]()
+
+    async def piece() -> None:
+        async with share:
+            began = time.monotonic()
+            work(0.003)
+            spans.append((began, time.monotonic()))
+
+    await asyncio.gather(*(piece() for _ in range(4)))
+    for (began, ended), (next_began, _) in pairwise(spans):
+        assert next_began - ended >= 0.9 * (ended - began)
+
+
+async def test_a_piece_that_failed_or_gave_up_leaves_its_place_to_the_next():
+    share = Share()
+
+    async def fails() -> None:
+        async with share:
+            work(0.002)
+            raise ValueError
+
+    waiting = asyncio.create_task(fails())
+    given_up = asyncio.create_task(fails())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.gather(waiting, given_up, return_exceptions=True)
+    async with asyncio.timeout(30), share:
+        pass
