@@ -45,7 +45,7 @@ def serve_command(ctx: click.Context, /, parent_fd: int | None, announce: bool |
     drained, 65 data corrupt, 69 engine unavailable, 73 unsafe path, 74 I/O failure, 75 another instance is
     running, 78 bad configuration.
     """
-    settings = load(_dotted(flags)).settings
+    settings = load(_dotted(flags), serving=True).settings
     wanted = sys.stdout.isatty() if announce is None else announce
     ctx.exit(_run(settings, parent_fd, partial(_announce, settings.backend) if wanted else None))
 

@@ -5,9 +5,10 @@ The one module that imports yaml; it is itself imported only when there is a fil
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -33,9 +34,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_section(file: Path) -> Mapping[Any, Any]:
-    """What stands below `state:`; empty when the file has no such section."""
-    whole = _parsed(file)
+class Section(NamedTuple):
+    """What stands below `state:`, and the file it was read from: that very one, whatever has its name by now."""
+
+    values: Mapping[Any, Any]
+    status: os.stat_result
+
+
+def read_section(file: Path) -> Section:
+    """The section of the file; without values when it has none."""
+    text, status = _read(file)
+    return Section(_below_root(file, _parsed(file, text)), status)
+
+
+def _below_root(file: Path, whole: Any) -> Mapping[Any, Any]:
     if whole is None:
         return {}
     if not isinstance(whole, dict):
@@ -50,16 +62,24 @@ def read_section(file: Path) -> Mapping[Any, Any]:
     return section
 
 
-def _parsed(file: Path) -> Any:
+def _read(file: Path) -> tuple[str, os.stat_result]:
     try:
-        return yaml.load(file.read_text("utf-8"), _Loader)  # noqa: S506 - _Loader is a SafeLoader
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(), os.fstat(opened.fileno())
+    except OSError as error:
+        raise BadConfiguration([f"{file}: cannot be read: {error.strerror}"]) from None
+    except UnicodeDecodeError as error:
+        raise BadConfiguration([f"{file}: not a YAML file in UTF-8: {error.reason}"]) from None
+
+
+def _parsed(file: Path, text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise BadConfiguration([f"{file}{where}: {error.problem or error.context}"]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise BadConfiguration([f"{file}: not a YAML file in UTF-8: {error}"]) from None
-    except OSError as error:
-        raise BadConfiguration([f"{file}: cannot be read: {error.strerror}"]) from None
     except RecursionError:
         raise BadConfiguration([f"{file}: nested too deeply"]) from None

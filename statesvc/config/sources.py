@@ -7,21 +7,29 @@ started with flags alone, as an agent starts it, has its socket up before yaml w
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statesvc import failpoints
 from statesvc.config import identities
 from statesvc.config.checking import Unfit, checked, from_text
 from statesvc.config.model import Leaf, Secret, Settings, assemble, contradictions, leaves, value_at
 from statesvc.config.problems import BadConfiguration, unfit_value, unknown_key
 
+if TYPE_CHECKING:
+    from statesvc.config.file import Section
+
 USUAL_FILES = (Path("/etc/statesvc/statesvc.yml"), Path("/opt/joblet/config/joblet-config.yml"))
+
+ROOT = 0
 
 # Variables with the prefix that are no keys.
 LOCK_NAME = "STATESVC_LOCK_NAME"
 LOCK_TOKEN = "STATESVC_LOCK_TOKEN"  # noqa: S105 - a fencing token is a number for everybody to see
-RESERVED_VARIABLES = frozenset({"STATESVC_CONFIG", LOCK_NAME, LOCK_TOKEN})
+BOOT_ID = "STATESVC_BOOT_ID"  # told by the unit, read by the sqlite engine
+RESERVED_VARIABLES = frozenset({"STATESVC_CONFIG", LOCK_NAME, LOCK_TOKEN, BOOT_ID, failpoints.VARIABLE})
 PREFIX = "STATESVC_"
 
 # What Joblet's agent and its own daemon keep in the same section. None of it concerns this daemon; a key
@@ -56,13 +64,16 @@ class Given(NamedTuple):
     origin: str
 
 
-def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The settings in force. `flags`: dotted keys, and `config` for the file; None means not given."""
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, serving: bool = False) -> Loaded:
+    """The settings in force. `flags`: dotted keys, and `config` for the file; None means not given.
+
+    Whoever is `serving` obeys the file, which must then be of its own user or root's: it says who may connect.
+    """
     known = dict(leaves())
     problems: list[str] = []
     file = _find_file(flags.get("config"), environ)
     winners: dict[str, Given] = {}
-    for given in _everything_given(file, environ, flags, known, problems):
+    for given in _everything_given(file, environ, flags, known, problems, serving=serving):
         if given.key in known:
             winners[given.key] = given
         else:
@@ -91,12 +102,16 @@ def _everything_given(
     flags: Mapping[str, Any],
     known: Mapping[str, Leaf],
     problems: list[str],
+    *,
+    serving: bool,
 ) -> Iterator[Given]:
     """Lowest rank first, so that what comes later wins."""
     if file is not None:
         from statesvc.config.file import read_section
 
-        yield from _from_file(file, read_section(file), known, problems)
+        section = read_section(file)
+        problems.extend(_in_wrong_hands(file, section.status, serving=serving))
+        yield from _from_file(file, section, known, problems)
     yield from _from_environment(environ, known)
     for key, value in flags.items():
         if key != "config" and value is not None:
@@ -126,16 +141,22 @@ def _find_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
     return next((place for place in USUAL_FILES if place.exists()), None)
 
 
-def _from_file(
-    file: Path, section: Mapping[Any, Any], known: Mapping[str, Leaf], problems: list[str]
-) -> Iterator[Given]:
+def _in_wrong_hands(file: Path, status: os.stat_result, *, serving: bool) -> Iterator[str]:
+    """Why the file cannot be trusted. Its folder does not matter: what others put in its place would be theirs."""
+    if serving and status.st_uid not in (os.geteuid(), ROOT):
+        yield f"{file}: belongs to uid {status.st_uid}; the daemon obeys files of uid {os.geteuid()} and of root only"
+    if stat.S_ISREG(status.st_mode) and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield f"{file}: can be changed by others (mode {stat.S_IMODE(status.st_mode):04o}); run: chmod go-w {file}"
+
+
+def _from_file(file: Path, section: Section, known: Mapping[str, Leaf], problems: list[str]) -> Iterator[Given]:
     origin = f"file {file}"
     sections = _sections(known)
-    for given in _flattened(section, "", origin, sections):
+    for given in _flattened(section.values, "", origin, sections):
         if given.key in sections:
             problems.append(f"{given.key}: must be a section with keys of its own ({origin})")
         else:
-            problems.extend(_exposed_secret(given, file, known))
+            problems.extend(_exposed_secret(given, file, section.status, known))
             yield given
 
 
@@ -155,10 +176,10 @@ def _flattened(section: Mapping[Any, Any], prefix: str, origin: str, sections: s
             yield Given(key, value, origin)
 
 
-def _exposed_secret(given: Given, file: Path, known: Mapping[str, Leaf]) -> Iterable[str]:
+def _exposed_secret(given: Given, file: Path, status: os.stat_result, known: Mapping[str, Leaf]) -> Iterable[str]:
     if not given.value or given.key not in known or not _is_secret(known[given.key]):
         return
-    mode = file.stat().st_mode & 0o777
+    mode = status.st_mode & 0o777
     if mode & 0o077:
         yield (
             f"{given.key}: {file} holds a secret and can be opened by others (mode {mode:04o}); "

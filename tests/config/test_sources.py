@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from statesvc.config import BadConfiguration, Secret, Settings, load
+from statesvc.config import file as file_module
 from statesvc.config import sources as sources_module
 from statesvc_client import wire
 
@@ -253,9 +254,40 @@ def test_a_variable_that_cannot_be_read_is_refused_by_name(variable, text):
 def test_a_file_with_a_secret_that_others_can_open_is_refused_and_the_secret_not_shown(tmp_path, mode):
     file = written(tmp_path, "state: {storage: {redis: {password: hunter2}}}\n", mode)
     text = problems_of({"config": file})
-    assert text.startswith(f"storage.redis.password: {file} holds a secret")
+    assert f"storage.redis.password: {file} holds a secret" in text
     assert f"chmod 600 {file}" in text
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o664])
+def test_a_file_that_others_can_change_is_refused_whatever_it_holds(tmp_path, mode):
+    file = written(tmp_path, "state: {backend: memory}\n", mode)
+    assert problems_of({"config": file}) == (
+        f"{file}: can be changed by others (mode {mode:04o}); run: chmod go-w {file}"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_daemon_obeys_files_of_its_own_user_and_of_root_only(tmp_path):
+    file = written(tmp_path, "state: {backend: memory}\n")
+    os.chown(file, 54321, 0)
+    with pytest.raises(BadConfiguration, match=f"{file}: belongs to uid 54321; the daemon obeys files of uid 0 and"):
+        load({"config": file}, {}, serving=True)
+    assert load({"config": file}, {}).settings.backend == "memory", "who only looks for the socket may use it"
+
+
+def test_it_is_the_file_that_was_read_whose_mode_counts(tmp_path, monkeypatch):
+    """Whoever puts a private file in its place in the very moment after it was read gains nothing."""
+    file = written(tmp_path, "state: {storage: {redis: {password: hunter2}}}\n", 0o644)
+    read = file_module._read
+
+    def read_then_replaced(path):
+        result = read(path)
+        written(tmp_path / "..", "", 0o600).replace(path)
+        return result
+
+    monkeypatch.setattr(file_module, "_read", read_then_replaced)
+    assert "holds a secret and can be opened by others (mode 0644)" in problems_of({"config": file})
 
 
 def test_a_private_file_may_hold_a_secret(tmp_path):

@@ -54,6 +54,7 @@ class Authority:
             )
         pair = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         pair.cert.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
+        pair.key.touch(0o600)
         pair.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

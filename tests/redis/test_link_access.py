@@ -86,12 +86,14 @@ def test_settings_of_a_url_can_be_assembled():
 
 def test_a_password_is_the_files_text_without_its_line_break(tmp_path: Path):
     file = tmp_path / "password"
+    file.touch(0o600)
     file.write_text(" pass word \r\n")
     assert read_secret(str(file), "storage.redis.password_file") == " pass word "
 
 
 def test_a_password_file_is_read_each_time(tmp_path: Path):
     file = tmp_path / "password"
+    file.touch(0o600)
     file.write_text("first\n")
     identity = access_of(Redis(username="u", password_file=file)).identity
     assert identity.auth() == ("AUTH", "u", "first")
@@ -110,9 +112,31 @@ def test_files_that_hold_no_password_are_named(tmp_path: Path):
     os.mkfifo(pipe)
     (tmp_path / "large").write_bytes(b"s" * 5000)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("large", "binary"):
+        (tmp_path / name).chmod(0o600)
     for name in ("missing", "pipe", "large", "binary"):
         with pytest.raises(Trouble) as caught:
             read_secret(str(tmp_path / name), "storage.redis.password_file")
         assert caught.value.lasting
         assert caught.value.reason.startswith(f"storage.redis.password_file: {tmp_path / name}")
         assert "sss" not in caught.value.reason
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
+def test_a_password_file_of_ours_or_for_a_group_is_read(tmp_path: Path, mode: int):
+    file = tmp_path / "password"
+    file.write_text("tr0ub4dor")
+    file.chmod(mode)
+    assert read_secret(str(file), "storage.redis.password_file") == "tr0ub4dor"
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])
+def test_a_password_file_that_all_may_read_or_others_may_change_is_refused_and_not_shown(tmp_path: Path, mode: int):
+    file = tmp_path / "password"
+    file.write_text("tr0ub4dor")
+    file.chmod(mode)
+    with pytest.raises(Trouble) as caught:
+        read_secret(str(file), "storage.redis.password_file")
+    assert caught.value.lasting
+    reason = f"storage.redis.password_file: {file} holds a secret and has mode {mode:04o}; run: chmod 600 {file}"
+    assert caught.value.reason == reason

@@ -85,6 +85,7 @@ async def test_a_wrong_password_is_told_at_once_and_not_tried_again_and_again(gu
 
 async def test_a_password_file_that_changed_counts_from_the_next_connection_on(link_to: LinkTo, tmp_path: Path):
     file = tmp_path / "password"
+    file.touch(0o600)
     file.write_text("first-pass\n")
     with Server(password="first-pass") as server:
         async with Proxy(server.port) as proxy:

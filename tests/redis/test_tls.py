@@ -70,6 +70,10 @@ async def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
         with pytest.raises(Unavailable, match=r"TLS failed \(.*CERTIFICATE_REQUIRED\)|closed|reset"):
             await link_to(_settings(proxy.address, authority), seconds=0.5).open()
         files = {"tls_cert_file": ours.cert, "tls_key_file": ours.key}
+        ours.key.chmod(0o644)
+        with pytest.raises(Unavailable, match=r"tls_key_file: .* holds a secret and has mode 0644"):
+            await link_to(_settings(proxy.address, authority, **files)).open()
+        ours.key.chmod(0o600)
         link = link_to(_settings(proxy.address, authority, **files))
         assert await link.ask(("PING",)) == [b"PONG"]
 
@@ -84,6 +88,7 @@ async def test_files_that_are_missing_or_hold_something_else_are_named(
 ):
     with pytest.raises(Unavailable, match=r"tls_\*_file: .*nowhere\.pem: No such file"):
         await link_to(dotted({"endpoint": server.address, "tls": True, "tls_ca_file": tmp_path / "nowhere.pem"})).open()
+    (tmp_path / "text").touch(0o600)
     (tmp_path / "text").write_text("no certificate")
     files = {"tls_cert_file": tmp_path / "text", "tls_key_file": tmp_path / "text"}
     with pytest.raises(Unavailable, match=r"tls_\*_file: .*text"):

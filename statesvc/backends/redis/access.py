@@ -73,6 +73,8 @@ class Tls(Struct, frozen=True):
         """Checks the server's certificate and host name. With a CA file only its authorities count."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
+            if self.key_file:
+                _check_private(os.stat(self.key_file), self.key_file, "storage.redis.tls_key_file")
             if self.cert_file:
                 context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as error:  # ssl.SSLError is one
@@ -160,8 +162,10 @@ def read_secret(path: str, key: str) -> str:
         # O_NONBLOCK: a path that is a pipe without a writer must not stop the daemon.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
                 raise Trouble(f"{key}: {path} is not a file", lasting=True)
+            _check_private(found, path, key)
             content = os.read(descriptor, SECRET_BYTES + 1)
         finally:
             os.close(descriptor)
@@ -173,6 +177,13 @@ def read_secret(path: str, key: str) -> str:
     if len(content) > SECRET_BYTES:
         raise Trouble(f"{key}: {path} holds more than the {SECRET_BYTES} bytes a password may have", lasting=True)
     return secret
+
+
+def _check_private(found: os.stat_result, path: str, key: str) -> None:
+    """A secret that everybody can read, or others can change, is none. A group may read it: some are handed out so."""
+    if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+        mode = stat.S_IMODE(found.st_mode)
+        raise Trouble(f"{key}: {path} holds a secret and has mode {mode:04o}; run: chmod 600 {path}", lasting=True)
 
 
 def _stamp(path: str | None) -> object:
