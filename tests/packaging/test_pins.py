@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CI = ROOT / ".ci"
 
+FILES = sorted(path.stem.removeprefix("requirements-") for path in CI.glob("requirements-*.in"))
+
 
 def names(lines: list[str]) -> set[str]:
     """The distributions named at the start of lines, as the index spells them."""
@@ -34,7 +36,12 @@ def test_development_uses_the_versions_that_run():
     assert pinned("run").items() <= pinned("dev").items()
 
 
-@pytest.mark.parametrize("name", ["run", "dev"])
+def test_everything_that_is_asked_for_is_pinned_and_nothing_else():
+    assert {"run", "dev", "audit"} <= set(FILES)
+    assert {path.name for path in CI.glob("requirements-*.txt")} == {f"requirements-{name}.txt" for name in FILES}
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_every_pin_has_a_hash_and_names_no_address_and_no_path(name):
     lines = (CI / f"requirements-{name}.txt").read_text().splitlines()
     code = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
