@@ -65,6 +65,33 @@ bench-quick: $(VENV)/dev.stamp ## The same in two minutes, with smaller stores; 
 counts: $(VENV)/dev.stamp ## Count what a request takes beside what is usual; COUNTS_ARGS=--write makes it the usual
 	$(BIN)/python -m benchmarks.counts $(COUNTS_ARGS)
 
+.PHONY: faults soak fuzz mutants
+
+faults: $(VENV)/dev.stamp ## Attack the promises for some minutes; FAULTS_ARGS=--full takes hours
+	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
+
+soak: $(VENV)/dev.stamp ## An hour of load with a fault a minute; SOAK_ARGS="--minutes 600" makes it a night
+	$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
+
+fuzz: $(VENV)/dev.stamp $(VENV)/fuzz.stamp ## Millions of broken frames, and the coverage-guided fuzzer
+	$(BIN)/python -m tests.faults.fuzz --frames 5000000 --socket-frames 200000 --guided-seconds 300 $(FUZZ_ARGS)
+
+mutants: $(VENV)/dev.stamp ## Plant bugs one by one, and see the tests catch each
+	$(BIN)/python -m tests.faults.mutants $(MUTANTS_ARGS)
+
+.PHONY: audit sbom
+
+audit: $(VENV)/dev.stamp $(VENV)/audit.stamp ## Look up known vulnerabilities of everything pinned; exits 2 when it cannot
+	$(BIN)/python .ci/audit.py $(VENV)/audit/bin/pip-audit .ci/requirements-*.txt
+
+$(VENV)/audit.stamp: .ci/requirements-audit.txt | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip --quiet install --require-hashes -r .ci/requirements-audit.txt
+	@touch $@
+
+sbom: $(VENV)/dev.stamp ## Write the bill of materials of the release to dist/
+	$(BIN)/python .ci/sbom.py dist/statesvc.cdx.json
+
 # ---- installation: every file is pinned by hash, nothing is downloaded twice ----
 
 $(BIN)/python:
@@ -74,6 +101,10 @@ $(BIN)/python:
 $(VENV)/run.stamp: .ci/requirements-run.txt $(PROJECT_FILES) | $(BIN)/python
 	$(PIP) install --require-hashes -r .ci/requirements-run.txt
 	$(PIP) install --no-deps --no-build-isolation -e ./client -e .
+	@touch $@
+
+$(VENV)/fuzz.stamp: .ci/requirements-fuzz.txt $(VENV)/dev.stamp
+	$(PIP) install --require-hashes -r .ci/requirements-fuzz.txt
 	@touch $@
 
 $(VENV)/dev.stamp: .ci/requirements-dev.txt $(VENV)/run.stamp
@@ -92,3 +123,5 @@ pins: | $(BIN)/python ## Write the pinned requirements again; PIN_ARGS=--upgrade
 	  { $(PYTHON) -m venv $(VENV)/pins && $(VENV)/pins/bin/python -m pip --quiet install pip-tools; }
 	cd .ci && $(PIN) --output-file requirements-run.txt requirements-run.in
 	cd .ci && $(PIN) --output-file requirements-dev.txt requirements-dev.in
+	cd .ci && $(PIN) --output-file requirements-audit.txt requirements-audit.in
+	cd .ci && $(PIN) --output-file requirements-fuzz.txt requirements-fuzz.in

@@ -1,4 +1,4 @@
-"""The store on the real daemon: killed, stopped and restarted under it; agents killed with writes waiting."""
+"""The store on the real daemon, killed and restarted under it; what the daemon refuses; and daemons that it spawns."""
 
 from __future__ import annotations
 
@@ -74,21 +74,6 @@ async def test_every_job_passes_three_states_once_while_the_daemon_is_killed_thr
         assert {(job["status"], job["revision"]) for job in true.values()} == {("COMPLETED", 3)}
         assert all(agrees(cached[id], job) for id, job in true.items())
         assert {job["uuid"]: job for job in state} == true, "and whole, once they were asked for"
-
-
-async def test_a_stopped_daemon_holds_up_no_call_and_loses_nothing(daemon: RealDaemon):
-    async with StateStore.connect(daemon.path, connect_seconds=30, answer_seconds=0.5) as state:
-        os.kill(daemon.pid, signal.SIGSTOP)
-        try:
-            for _ in range(500):
-                state.update("counter", inc={"n": 1}, upsert=True)
-            assert held(state, "counter")["n"] == 500
-            assert state.counters.queued == 500
-            await until_soon(lambda: not state.connected, "patience to run out")
-        finally:
-            os.kill(daemon.pid, signal.SIGCONT)
-        await state.flush(60)
-        assert (await state.call("get", jobId="counter"))["job"]["n"] == 500
 
 
 async def test_conditions_and_refusals_come_back_as_what_they_are(daemon: RealDaemon):
@@ -198,66 +183,6 @@ async def test_dropped_replies_of_applied_and_of_refused_writes_are_told_on_rese
             assert state.counters.resent >= 53
     finally:
         await proxy.stop()
-
-
-# --- agents that die -------------------------------------------------------------------------------------------------
-
-AGENT = """
-import os, sys
-from statesvc_client.blocking import StateStore
-state = StateStore.connect(sys.argv[1], connect_seconds=float(sys.argv[3]), spool=sys.argv[2] or None)
-for number in range(1000):
-    state.create({"uuid": f"j{number}", "place": number})
-    state.update(f"j{number}", inc={"n": 1})
-    if number == 400 and sys.argv[4] == "flush":
-        state.flush(30)
-        print("flushed", flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-def dying_agent(daemon: RealDaemon, spool: str, seconds: float, flush: str = "") -> None:
-    command = [sys.executable, "-c", AGENT, daemon.path, spool, str(seconds), flush]
-    ended = subprocess.run(command, env=plain_environment(), capture_output=True, timeout=60, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-
-
-async def test_with_the_spool_a_killed_agent_loses_nothing_and_doubles_nothing(daemon, tmp_path):
-    spool = tmp_path / "spool"
-    dying_agent(daemon, str(spool), 30)
-    async with StateStore.connect(daemon.path, connect_seconds=30, spool=spool) as state:
-        state.create({"uuid": "new"})
-        await state.flush(30)
-        true = await everything(state)
-        assert len(true) == 1001
-        assert {(job["n"], job["revision"]) for id, job in true.items() if id != "new"} == {(1, 2)}
-        assert state.counters.rejected == 0
-        assert len(state) == 1001
-    assert spool.stat().st_size < 1000
-
-
-async def test_with_the_spool_an_agent_killed_while_the_daemon_was_away_loses_nothing(socket_folder, tmp_path):
-    daemon = RealDaemon(socket_folder)
-    spool = tmp_path / "spool"
-    dying_agent(daemon, str(spool), 0)
-    daemon.start()
-    try:
-        async with StateStore.connect(daemon.path, connect_seconds=30, spool=spool) as state:
-            assert state.counters.restored == 2000
-            await state.flush(30)
-            assert {(job["n"], job["revision"]) for job in (await everything(state)).values()} == {(1, 2)}
-    finally:
-        daemon.stop()
-
-
-async def test_without_a_spool_what_survives_a_killed_agent_is_a_prefix_with_all_that_was_flushed(daemon):
-    dying_agent(daemon, "", 30, "flush")
-    async with StateStore.connect(daemon.path, connect_seconds=30) as state:
-        true = await everything(state)
-        places = sorted(job["place"] for job in true.values())
-        assert places == list(range(len(places)))
-        assert len(places) >= 401
-        assert all(job["revision"] == 2 for job in true.values() if job["place"] < len(places) - 1)
 
 
 # --- spawn -----------------------------------------------------------------------------------------------------------

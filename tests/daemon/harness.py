@@ -220,8 +220,12 @@ class Daemon:
         return self._status_bytes("VmRSS")
 
     def peak_bytes(self) -> int:
-        """The most memory it ever had."""
+        """The most memory it ever had, or has had since its peak was reset."""
         return self._status_bytes("VmHWM")
+
+    def reset_peak(self) -> None:
+        """From here on the peak is that of what is to come: what was before can hide no growth."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def _status_bytes(self, name: str) -> int:
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -247,3 +251,12 @@ def refused(folder: Path, *flags: str, **options: Any) -> tuple[int, str]:
     with Daemon(folder, *flags, **options) as daemon:
         code = daemon.start().exit_code()
         return code, daemon.stderr
+
+
+def activated(folder: Path, *paths: Path) -> list[str]:
+    """The daemon below a supervisor that listens at these paths and starts it with the first client."""
+    listening = [word for path in paths for word in ("--listen", str(path))]
+    return [
+        "systemd-socket-activate", *listening, "-E", "PYTHONPATH", sys.executable, "-m", "statesvc", "serve",
+        "--announce", "--socket", str(folder / "unused.sock"), "--data", str(folder / "data"),
+    ]  # fmt: skip

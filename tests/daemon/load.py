@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.daemon.harness import Client, Reply
 
@@ -208,6 +210,40 @@ class Writer:
                 tally.acked = writes  # it was there once, so it has to stay
                 return ""
         return f"{name}: {tally.acked} writes acknowledged, {tally.sent} sent, found {reply}"
+
+
+@contextmanager
+def writing(writers: Sequence[Writer], goal: int, *, wait_for: Sequence[Writer] | None = None) -> Iterator[None]:
+    """All of them write, each in a thread of its own. The block begins when these (all, unless told) have come to their
+    goal, and has to end the daemon: that is what ends the threads."""
+    threads = [threading.Thread(target=writer.write_until_cut_off, args=(goal,)) for writer in writers]
+    for writer in writers:
+        writer.reached.clear()  # before the threads: what an earlier block left must not count for this one
+    for thread in threads:
+        thread.start()
+    for writer in writers if wait_for is None else wait_for:
+        writer.reached.wait()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+class Count(NamedTuple):
+    """A counter that all of them share: what it is, and the writes to it."""
+
+    name: str
+    total: int
+    acked: int
+    sent: int
+
+
+def counts(client: Client, writers: Sequence[Writer]) -> list[Count]:
+    return [_count(client, name, [writer.tallies[name] for writer in writers]) for name in COUNTERS]
+
+
+def _count(client: Client, name: str, tallies: list[Tally]) -> Count:
+    total = client.ask("get", jobId=name).get("job", {}).get("total", 0)
+    return Count(name, total, sum(each.acked for each in tallies), sum(each.sent for each in tallies))
 
 
 def _seen(job: dict[str, Any] | None) -> dict[str, Any] | None:

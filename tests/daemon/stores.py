@@ -6,6 +6,7 @@ Owns what is in them and how to tell that all of it is still there. Must not kno
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,9 +74,18 @@ def fill(daemon: Daemon, first: int, beyond: int) -> None:
 
 
 def _is_settled(daemon: Daemon) -> bool:
-    """Whether the watermark names the log's last entry: 60 creations and 40 updates were made."""
-    mark = daemon.data / "watermark"
-    return mark.exists() and f'"position":{JOBS + JOBS // 2 + JOBS // 3 // 2}'.encode() in mark.read_bytes()
+    """Whether the log has come to rest at its last entry: 60 creations and 40 updates were made."""
+    return is_at_rest(daemon.data, JOBS + JOBS // 2 + JOBS // 3 // 2)
+
+
+def is_at_rest(data: Path, position: int) -> bool:
+    """Whether the watermark names this entry, and nothing of the log is left to be moved out of its WAL."""
+    mark = data / "watermark"
+    if not mark.exists() or f'"position":{position},'.encode() not in mark.read_bytes():
+        return False
+    index = (data / "log.db-shm").read_bytes()  # how many frames there are, and how many were moved: SQLite's WAL index
+    there, moved = (struct.unpack_from("=I", index, place)[0] for place in (16, 96))
+    return bool(there == moved)
 
 
 def everything(client: Client) -> dict[str, dict[str, Any]]:

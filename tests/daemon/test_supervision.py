@@ -7,13 +7,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.daemon.harness import Client, Daemon, environment, serving, until
+from tests.daemon.harness import Client, Daemon, activated, environment, serving, until
 
 needs_activation = pytest.mark.skipif(
     not shutil.which("systemd-socket-activate"), reason="systemd-socket-activate is not installed"
@@ -56,15 +54,6 @@ def test_a_corrupt_store_is_never_ready_and_says_why_on_one_line(folder, supervi
         (line,) = daemon.events("data_corrupt")
         assert line["level"] == "error"
         assert str(folder / "data" / "log.db") in line["why"]
-
-
-def activated(folder: Path, *paths: Path) -> list[str]:
-    """The daemon below a supervisor that listens at these paths and starts it with the first client."""
-    listening = [word for path in paths for word in ("--listen", str(path))]
-    return [
-        "systemd-socket-activate", *listening, "-E", "PYTHONPATH", sys.executable, "-m", "statesvc", "serve",
-        "--announce", "--socket", str(folder / "unused.sock"), "--data", str(folder / "data"),
-    ]  # fmt: skip
 
 
 @needs_activation

@@ -155,6 +155,7 @@ def test_the_rule_of_the_page_names_every_command_of_the_scripts_and_no_dangerou
 
 async def test_the_rule_of_the_page_is_enough_for_a_sentinel(tmp_path: Path):
     (needed,) = re.findall(r"`(\+sentinel\S+)`", PAGE.read_text())
+    (tmp_path / "password").touch(0o600)
     (tmp_path / "password").write_text("secret\n")
     with redis.SentinelPair() as pair:
         for sentinel in pair.sentinels:

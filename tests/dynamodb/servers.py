@@ -206,6 +206,8 @@ Fault = Literal[
     "hang_after",  # no reply ever comes; applied
     "garble",  # the reply does not match its checksum; applied
     "partial",  # a batch is done in part: the rest comes back as unprocessed
+    "slow",  # the reply takes its time; applied
+    "twice",  # the request arrives again a while after it was answered; applied, and nobody hears what the second did
 ]
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
@@ -232,6 +234,12 @@ class Shares:
     hang_after: float = 0.0
     garble: float = 0.0
     partial: float = 0.0
+    slow: float = 0.0
+    twice: float = 0.0
+
+
+SLOW_SECONDS = 0.3
+"""What a slow reply, and a request that comes a second time, take at most."""
 
 
 class TroubledEndpoint(InThread):
@@ -249,6 +257,8 @@ class TroubledEndpoint(InThread):
         self._random = random.Random(seed)
         self._upstream = upstream
         self._session: aiohttp.ClientSession | None = None
+        self.late: set[asyncio.Task[None]] = set()
+        """Requests that are to arrive a second time."""
         super().__init__(self._handle)
 
     def next(self, *faults: Fault | None) -> None:
@@ -260,6 +270,7 @@ class TroubledEndpoint(InThread):
         self._planned.clear()
 
     async def _last(self) -> None:
+        await asyncio.gather(*self.late)
         if self._session is not None:
             await self._session.close()
 
@@ -289,11 +300,16 @@ class TroubledEndpoint(InThread):
                 return None
             case "hang":
                 await _never()
-            case "throttle" | "conflict" | "fail":
+            case "throttle":
+                return _throttled(request, self.faults["throttle"])
+            case "conflict" | "fail":
                 return _refusal(fault, request)
             case "partial":
                 return await self._pass_part(request)
-        reply = await self._pass(request)
+        return await self._answered(request, await self._pass(request), fault)
+
+    async def _answered(self, request: Request, reply: Reply, fault: Fault | None) -> Reply | None:
+        """What becomes of the reply to a request that was carried out."""
         match fault:
             case "drop":
                 return None
@@ -303,7 +319,20 @@ class TroubledEndpoint(InThread):
                 return _refusal("fail", request)
             case "garble":
                 reply.headers["x-amz-crc32"] = str(zlib.crc32(reply.body) ^ 1)
+            case "slow":
+                await self._a_while()
+            case "twice":
+                late = asyncio.get_running_loop().create_task(self._again(request))
+                self.late.add(late)
+                late.add_done_callback(self.late.discard)
         return reply
+
+    async def _a_while(self) -> None:
+        await asyncio.sleep(SLOW_SECONDS * self._random.random())
+
+    async def _again(self, request: Request) -> None:
+        await self._a_while()
+        await self._pass(request)
 
     async def _pass(self, request: Request) -> Reply:
         if self._session is None:
@@ -359,13 +388,27 @@ def refusal(code: str, text: str = "", *, status: int = 400, **more: Any) -> Rep
     return Reply(status, body, {"content-type": "application/x-amz-json-1.0", "x-amz-crc32": str(zlib.crc32(body))})
 
 
-def _refusal(fault: Literal["throttle", "conflict", "fail"], request: Request) -> Reply:
-    if fault == "throttle":
-        return refusal("ProvisionedThroughputExceededException", "The level of configured throughput was exceeded.")
+THROTTLED = ("ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded")
+THROTTLED_ACTIONS = ("ThrottlingError", "ProvisionedThroughputExceeded")
+
+
+def _throttled(request: Request, number: int) -> Reply:
+    """Each time in another of the ways DynamoDB has for it; a transaction may be told by a reason for one action."""
+    if request.operation == "TransactWriteItems" and number % 2:
+        return _cancelled(request, THROTTLED_ACTIONS[number // 2 % len(THROTTLED_ACTIONS)])
+    return refusal(THROTTLED[number // 2 % len(THROTTLED)], "The level of configured throughput was exceeded.")
+
+
+def _refusal(fault: Literal["conflict", "fail"], request: Request) -> Reply:
     if fault == "fail":
         return refusal("InternalServerError", "Internal server error", status=500)
     if request.operation != "TransactWriteItems":
         return refusal("TransactionConflictException", "Transaction is ongoing for the item")
+    return _cancelled(request, "TransactionConflict")
+
+
+def _cancelled(request: Request, code: str) -> Reply:
+    """A transaction that failed for one of its actions."""
     actions = len(msgspec.json.decode(request.body)["TransactItems"])
-    reasons = [{"Code": "TransactionConflict"}, *[{"Code": "None"}] * (actions - 1)]
+    reasons = [{"Code": code}, *[{"Code": "None"}] * (actions - 1)]
     return refusal("TransactionCanceledException", "Transaction cancelled", CancellationReasons=reasons)

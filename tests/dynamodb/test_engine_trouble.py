@@ -69,6 +69,26 @@ async def test_a_hidden_write_whose_reply_was_lost_is_known_again(
         assert await engine.get([A]) == [None]
 
 
+async def test_a_request_that_arrives_a_second_time_long_after_its_answer_changes_nothing(
+    place: Place, troubled: TroubledEndpoint
+):
+    async with place.opened(endpoint=troubled.url) as engine:
+        (a,) = await fill(engine, [row("a", labels=(("x", "y"),))])
+        troubled.next("twice", "twice", "twice")
+        step = after(a, labels=(("x", "z"),))
+        for unit in ((step,), (hidden(step.row, token=7),), born("b")):
+            assert await engine.commit([unit]) == ["applied"]
+        newest = after(hidden(step.row, token=7).row)
+        assert await engine.commit([(newest,)]) == ["applied"]
+        async with asyncio.timeout(60):
+            while troubled.late:
+                await asyncio.sleep(0.01)
+        assert troubled.faults["twice"] == 3
+        assert await engine.get([A, ("job", "b")]) == [newest.row, row("b")]
+        assert [entry.row for entry in await whole_log(engine)] == [a, step.row, row("b"), newest.row]
+        assert await engine.check() == []
+
+
 async def test_our_own_write_overtaken_by_another_before_its_reply_is_still_ours(
     place: Place, troubled: TroubledEndpoint
 ):

@@ -3,33 +3,25 @@
 Owns what is sent and what must be there afterwards. Must not know daemons, nor what disturbs them on the way.
 
 Every record has a list that each write appends its number to: what is lost, doubled or out of order shows in it.
-Counters
-are shared by all.
+Counters are
+shared by all.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from statesvc_client import StateStore
-from tests.fleet.lines import Speaker
+from tests.fleet.lines import Speaker, Unanswered
 
 COUNTERS = 4
-COUNTED = 4
-"""One write in so many is followed by one to a counter that all senders share."""
-
-RECORDS = 8
-"""Of each sender."""
-
-RUN = 64
-"""Writes an agent hands over before it waits for their acknowledgement: what a slow store takes in a while."""
 
 FLUSH_SECONDS = 300.0
-PAUSE_SECONDS = 0.002
 
 
 @dataclass
@@ -38,9 +30,19 @@ class Delivery:
 
     paths: Sequence[Path]
     writes: int
-    """Of each sender, to records of its own."""
+    """Of each sender, to records of its own, at most."""
     agents: int = 2
     plain: int = 2
+    records: int = 8
+    """Of each sender."""
+    counted: int = 4
+    """One write in so many is followed by one to a counter that all senders share."""
+    run_writes: int = 64
+    """What an agent hands over before it waits for the acknowledgement: what a slow store takes in a while."""
+    pause_seconds: float = 0.002
+    """An agent's after every few writes, so that they are not all in one piece."""
+    name: str = ""
+    """What tells its records from those of another on the same store."""
     sent: int = 0
     """Writes handed over or sent so far."""
     acknowledged: int = 0
@@ -49,6 +51,19 @@ class Delivery:
     """Changes of the epoch that agents were told of."""
     resent: int = 0
     unknown: list[str] = field(default_factory=list)
+    slowest: float = 0.0
+    """Seconds a plain client had to insist on one write, at most."""
+    lost: int = 0
+    """Writes that are not there, once `faults` has looked."""
+    twice: int = 0
+    is_over: bool = False
+    _made: Counter[str] = field(default_factory=Counter)
+    """Writes of each sender, without those to counters."""
+    _told_to_end: bool = False
+
+    def end(self) -> None:
+        """Let everybody stop where they are; what they have sent so far has to arrive."""
+        self._told_to_end = True
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -56,57 +71,70 @@ class Delivery:
                 group.create_task(self._agent(number))
             for number in range(self.plain):
                 group.create_task(self._client(number))
+        self.is_over = True
 
     @property
     def expected(self) -> int:
-        """Acknowledgements in all."""
-        return (self.writes + len(self._counted())) * (self.agents + self.plain)
+        """Acknowledgements in all, once everybody has stopped."""
+        return sum(writes + self._counted_among(writes) for writes in self._made.values())
 
-    def _counted(self) -> range:
-        return range(0, self.writes, COUNTED)
+    def _goes_on(self, sender: str) -> bool:
+        return not self._told_to_end and self._made[sender] < self.writes
 
     def _path(self, number: int) -> Path:
         return self.paths[number % len(self.paths)]
 
     async def _agent(self, number: int) -> None:
+        sender = f"{self.name}agent-{number}"
         async with StateStore.connect(
             self._path(number),
             connect_seconds=FLUSH_SECONDS,
-            on_rejected=lambda write, error: self.rejected.append(f"agent {number}: {write}: {error.code} {error}"),
+            on_rejected=lambda write, error: self.rejected.append(f"{sender}: {write}: {error.code} {error}"),
             on_epoch=lambda before, now: self.epochs.append((before, now)),
         ) as state:
-            for record in range(RECORDS):
-                state.create({"uuid": f"agent-{number}-{record}", "seen": []})
-            for write in range(self.writes):
-                state.update(f"agent-{number}-{write % RECORDS}", append={"seen": [write]})
+            for record in range(self.records):
+                state.create({"uuid": f"{sender}-{record}", "seen": []})
+            while self._goes_on(sender):
+                write = self._made[sender]
+                self._made[sender] += 1
+                state.update(f"{sender}-{write % self.records}", append={"seen": [write]})
                 self.sent += 1
-                if write in self._counted():
-                    state.update(_counter(write), inc={"n": 1}, upsert=True)
+                if write % self.counted == 0:
+                    state.update(self._counter(write), inc={"n": 1}, upsert=True)
                     self.sent += 1
-                if write % RUN == RUN - 1:
+                if write % self.run_writes == self.run_writes - 1:
                     await state.flush(FLUSH_SECONDS)
-                elif write % 16 == 0:
-                    await asyncio.sleep(PAUSE_SECONDS)
+                elif write % 16 == 0 and self.pause_seconds:
+                    await asyncio.sleep(self.pause_seconds)
             counters = await state.flush(FLUSH_SECONDS)
             self.resent += counters.resent
-            self.acknowledged += self.writes + len(self._counted())
+            self.acknowledged += self._made[sender] + self._counted_among(self._made[sender])
 
     async def _client(self, number: int) -> None:
-        speaker = Speaker([self._path(number)], f"plain-{number}", insists=FLUSH_SECONDS)
-        for record in range(RECORDS):
-            await self._write(speaker, op="create", job={"uuid": f"plain-{number}-{record}", "seen": []})
-        for write in range(self.writes):
-            await self._write(speaker, op="update", jobId=f"plain-{number}-{write % RECORDS}", append={"seen": [write]})
+        sender = f"{self.name}plain-{number}"
+        speaker = Speaker([self._path(number)], sender, insists=FLUSH_SECONDS)
+        for record in range(self.records):
+            await self._write(speaker, op="create", job={"uuid": f"{sender}-{record}", "seen": []})
+        while self._goes_on(sender):
+            write = self._made[sender]
+            self._made[sender] += 1
+            await self._write(speaker, op="update", jobId=f"{sender}-{write % self.records}", append={"seen": [write]})
             self.acknowledged += 1
-            if write in self._counted():
-                await self._write(speaker, op="update", jobId=_counter(write), inc={"n": 1}, upsert=True)
+            if write % self.counted == 0:
+                await self._write(speaker, op="update", jobId=self._counter(write), inc={"n": 1}, upsert=True)
                 self.acknowledged += 1
         speaker.drop()
 
     async def _write(self, speaker: Speaker, **frame: Any) -> None:
         self.sent += 1
-        told = await speaker.write(**frame)
+        try:
+            told = await speaker.write(**frame)
+        except Unanswered as broken:
+            self.rejected.append(f"{speaker.name}: {broken}")
+            speaker.drop()
+            return
         self.resent += told.tries - 1
+        self.slowest = max(self.slowest, told.seconds)
         if told.outcome == "unknown":
             self.unknown.append(f"{speaker.name}: {frame}: {told.reply}")
         elif told.outcome != "ok":
@@ -118,29 +146,33 @@ class Delivery:
         """What was lost, doubled, out of order, refused or never known."""
         found = [*self.rejected, *self.unknown]
         speaker = Speaker([self.paths[0]], "auditor")
-        senders = [f"agent-{n}" for n in range(self.agents)] + [f"plain-{n}" for n in range(self.plain)]
-        for sender in senders:
-            for record in range(RECORDS):
+        for sender, writes in self._made.items():
+            for record in range(self.records):
                 job = (await speaker.read(op="get", jobId=f"{sender}-{record}")).record
-                expected = list(range(record, self.writes, RECORDS))
+                expected = list(range(record, writes, self.records))
                 if job is None or job["seen"] != expected or job["revision"] != len(expected) + 1:
-                    found.append(f"{sender}-{record}: {_difference(expected, job)}")
-        total = 0
+                    found.append(f"{sender}-{record}: {self._difference(expected, job)}")
+        total, counted = 0, sum(map(self._counted_among, self._made.values()))
         for counter in range(COUNTERS):
-            total += ((await speaker.read(op="get", jobId=f"counter-{counter}")).record or {}).get("n", 0)
-        if total != len(self._counted()) * len(senders):
-            found.append(f"counters add up to {total} of {len(self._counted()) * len(senders)}")
+            name = f"{self.name}counter-{counter}"
+            total += ((await speaker.read(op="get", jobId=name)).record or {}).get("n", 0)
+        if total != counted:
+            found.append(f"{self.name}counters add up to {total} of {counted}")
         speaker.drop()
         return found
 
+    def _difference(self, expected: list[int], job: dict[str, Any] | None) -> str:
+        seen = Counter(job["seen"] if job is not None else ())
+        lost, twice = sorted(set(expected) - seen.keys()), sorted(each for each, times in seen.items() if times > 1)
+        self.lost += len(lost)
+        self.twice += len(twice)
+        if job is None:
+            return "is not there"
+        return f"lost {lost[:5]}, twice {twice[:5]}, revision {job['revision']} for {len(expected) + 1} writes"
 
-def _counter(write: int) -> str:
-    return f"counter-{write // COUNTED % COUNTERS}"
+    def _counter(self, write: int) -> str:
+        return f"{self.name}counter-{write // self.counted % COUNTERS}"
 
-
-def _difference(expected: list[int], job: dict[str, Any] | None) -> str:
-    if job is None:
-        return "is not there"
-    seen: list[int] = job["seen"]
-    lost, twice = sorted(set(expected) - set(seen)), sorted({each for each in seen if seen.count(each) > 1})
-    return f"lost {lost[:5]}, twice {twice[:5]}, revision {job['revision']} for {len(expected) + 1} writes"
+    def _counted_among(self, writes: int) -> int:
+        """How many of so many writes are followed by one to a counter."""
+        return -(-writes // self.counted)

@@ -227,18 +227,21 @@ class _Record:
             if at:
                 self._problems.append(f"applied though it was said not to be: {op} is at {at}")
         elif op.found == "state":
-            self._only_carried_on(op, (op.uid, op.revision), at)
+            self._as_it_may(op, (op.uid, op.revision), at)
         elif at:
             self._lives[at[0][0]].states[at[0][1]].writer = op
-            self._only_carried_on(op, at[0], at)
+            self._as_it_may(op, at[0], at)
         elif op.outcome == "ok" and self._log is not None:
             self._problems.append(f"lost: {op} is not in the log")
         else:
             self._nowhere.append(op)
 
-    def _only_carried_on(self, op: Op, made: Stamp, at: list[Stamp]) -> None:
-        """A change by the daemon itself keeps the tag; any other state with it is a second application."""
+    def _as_it_may(self, op: Op, made: Stamp, at: list[Stamp]) -> None:
+        """It came about on the revision it asked for, and once: a change by the daemon itself keeps the tag, any other
+        state with it is a second application."""
         uid, revision = made
+        if op.if_revision not in {None, revision - 1}:
+            self._problems.append(f"on another revision: {op} was to follow {op.if_revision}, and made {made}")
         states = self._lives[uid].states
         for other in at:
             if other == made:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder(Json).decode
 
 
 class Unanswered(Exception):
-    """A request got no answer though its connection stood: what no client may ever see."""
+    """A request got no answer though its connection stood, or a write no true outcome: what no client may see."""
 
 
 class Line:
@@ -44,11 +44,14 @@ class Line:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def open(cls, path: Path) -> Line:
+    async def open(cls, path: Path) -> Self:
         return cls(*await asyncio.open_unix_connection(str(path), limit=LONGEST_LINE))
 
     def send(self, frame: Json) -> None:
-        self._writer.write(_encode(frame) + b"\n")
+        self.send_raw(_encode(frame) + b"\n")
+
+    def send_raw(self, data: bytes) -> None:
+        self._writer.write(data)
 
     async def receive(self, seconds: float | None = PATIENCE) -> Json:
         """The next line; ConnectionError when there is none any more."""
@@ -163,8 +166,12 @@ class Speaker:
             self._heard["ok" if reply["success"] else reply["code"]] += 1
             now = time.monotonic()
             lost = reply is _NO_REPLY
+            if "seq" in frame and not (reply["success"] or lost or reply.get("outcome") in ("not_applied", "unknown")):
+                raise Unanswered(f"a write failed, and what became of it was not said: {reply}")
             unsure |= lost or reply.get("outcome") == "unknown"
             if reply["success"]:
+                if reply.get("duplicate") and tries > 1 and not unsure:
+                    raise Unanswered(f"a write was said not to be applied, and was: {frame}, {reply}")
                 return Told(reply, invoked, now, "ok", tries, now - invoked)
             again = lost or reply["code"] in RETRIED or reply.get("outcome") == "unknown"
             if not again and (self._numbered or not unsure):
@@ -187,3 +194,9 @@ class Speaker:
         if self._line is not None:
             self._line.drop()
             self._line = None
+
+    def cut_off(self, half: bytes) -> None:
+        """Lose the connection in the middle of a frame, whatever is under way on it."""
+        if self._line is not None:
+            self._line.send_raw(half)
+            self._line.drop()

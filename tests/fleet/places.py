@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from tests.redis import servers as redis
 TIMEOUT_SECONDS = 2.0
 """What a request may take in these tests when the store does not answer."""
 
+SLOW_SECONDS = 0.1
+"""What each way to a slow store takes: many times what it usually does, and far below what it may."""
+
 
 @dataclass
 class Place:
@@ -31,6 +35,8 @@ class Place:
     come_back: Callable[[], object]
     hang: Callable[[], object]
     resume: Callable[[], object]
+    slow: Callable[[], object] | None = None
+    """Everything takes its time, and is answered; until `resume`."""
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -52,7 +58,9 @@ def on_redis_behind_a_proxy() -> Iterator[Place]:
             proxy.calm()
             proxy.cut()  # a reply that was swallowed leaves its connection out of step
 
-        yield Place("redis", values, proxy.go_away, proxy.come_back, proxy.swallow, resume)
+        yield Place(
+            "redis", values, proxy.go_away, proxy.come_back, proxy.swallow, resume, partial(proxy.slow, SLOW_SECONDS)
+        )
 
 
 @contextmanager
@@ -67,9 +75,11 @@ def on_dynamodb() -> Iterator[Place]:
             def hang() -> None:
                 proxy.shares.hang, proxy.shares.hang_after = 0.5, 0.5
 
-            yield Place(
-                "dynamodb", values, proxy.go_away, proxy.come_back, hang, proxy.calm, dict(dynamodb.environment())
-            )
+            def slow() -> None:
+                proxy.shares.slow = 1.0
+
+            env = dict(dynamodb.environment())
+            yield Place("dynamodb", values, proxy.go_away, proxy.come_back, hang, proxy.calm, slow, env)
 
 
 PLACES: dict[str, Callable[[], AbstractContextManager[Place]]] = {

@@ -1,14 +1,14 @@
 """A proxy between a daemon and its server that can be away, hang, or swallow what the server answers.
 
 Owns connections and what passes through them, in a thread of its own, so that tests that block can use it. Must not
-know what the bytes mean.
+know what the bytes mean: who is on the other end of a connection is told by `side`, which is given its first bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Self, TypeVar
 
 from tests.listening import Listener
@@ -25,8 +25,10 @@ T = TypeVar("T")
 class Proxy:
     """Listens on a port of its own and passes everything on to `port`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, side: Callable[[bytes], str] = lambda _: "") -> None:
+        """`side` names who speaks on a connection, so that a hang can be for some of them."""
         self._behind = port
+        self._side = side
         self.port = 0
         self.swallowed = 0
         """Bytes of answers that never arrived."""
@@ -36,6 +38,9 @@ class Proxy:
         self._listener = Listener(self._accepted)
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()
+        self._delay = 0.0
+        self._hung: frozenset[str] = frozenset()
+        """Sides for which nothing comes through; none: for all of them."""
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -68,11 +73,16 @@ class Proxy:
         """Every connection ends; new ones are welcome."""
         self._do(self._cut())
 
-    def hang(self) -> None:
-        self._do(self._set("hang"))
+    def hang(self, *sides: str) -> None:
+        """For those sides alone, or for everybody."""
+        self._do(self._set("hang", frozenset(sides)))
 
     def swallow(self) -> None:
         self._do(self._set("swallow"))
+
+    def slow(self, seconds: float) -> None:
+        """Everything takes that much longer, each way."""
+        self._delay = seconds
 
     def calm(self) -> None:
         """What was held back by a hang goes on its way; what was swallowed never comes."""
@@ -83,8 +93,8 @@ class Proxy:
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
 
-    async def _set(self, mode: Mode) -> None:
-        self._mode = mode
+    async def _set(self, mode: Mode, hung: frozenset[str] = frozenset()) -> None:
+        self._mode, self._hung, self._delay = mode, hung, 0.0
         if mode == "hang":
             self._open.clear()
         else:
@@ -116,19 +126,25 @@ class Proxy:
             self._writers.discard(writer)
             writer.transport.abort()
             return
+        first = asyncio.get_running_loop().create_future()
         for source, sink, answers in ((reader, behind[1], False), (behind[0], writer, True)):
-            self._keep(asyncio.create_task(self._pass(source, sink, answers=answers)))
+            self._keep(asyncio.create_task(self._pass(source, sink, first, answers=answers)))
 
     def _keep(self, task: asyncio.Task[None] | None) -> None:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
+    async def _pass(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, side: asyncio.Future[str], *, answers: bool
+    ) -> None:
         self._writers.add(sink)
         try:
             while data := await source.read(CHUNK_BYTES):
-                await self._open.wait()
+                if not answers and not side.done():
+                    side.set_result(self._side(data))
+                await self._lets_through(side)
+                await asyncio.sleep(self._delay)
                 if answers and self._mode == "swallow":
                     self.swallowed += len(data)
                     continue
@@ -139,3 +155,7 @@ class Proxy:
         finally:
             self._writers.discard(sink)
             sink.transport.abort()
+
+    async def _lets_through(self, side: asyncio.Future[str]) -> None:
+        while not self._open.is_set() and (not self._hung or (side.done() and side.result() in self._hung)):
+            await self._open.wait()

@@ -81,7 +81,7 @@ class Race:
     epochs: set[str] = field(default_factory=set)
     heard: Counter[str] = field(default_factory=Counter)
     """Every answer by its code, those to tries that were made again included."""
-    blurred: tuple[float, float] | None = None
+    blurred: list[tuple[float, float]] = field(default_factory=list)
     """Between these moments reads may have shown what was not acknowledged and did not last: they prove nothing."""
     _told_to_end: bool = False
     _left: int = 0
@@ -137,6 +137,10 @@ class Race:
     def end(self) -> None:
         """Let everybody finish what they are at."""
         self._told_to_end = True
+
+    @property
+    def is_ending(self) -> bool:
+        return self._told_to_end
 
     async def more(self, count: int, code: str = "ok", seconds: float = SETTLED_SECONDS) -> None:
         """Return when so many more answers of a code have come. For those who disturb the race."""

@@ -101,6 +101,14 @@ def test_a_lost_update_is_found():
     assert "revision twice" in kinds_of(violations(history))
 
 
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_a_write_that_came_about_on_another_revision_than_it_asked_for_is_found(outcome: str):
+    one, log = made("a", "update", 2, 3, "u", 2), {KEY: [BORN, Logged("u", 2, "u.2"), Logged("u", 3, "u.3")]}
+    for asked_for, found in ((2, set()), (1, {"on another revision"})):
+        other = op("b", "update", 4, 5, outcome, tag="u.3", if_revision=asked_for)
+        assert kinds_of(violations([BIRTH, one, other], log)) == found
+
+
 def test_an_acknowledged_write_that_nobody_can_see_afterwards_is_found():
     history = [BIRTH, made("a", "update", 2, 3, "u", 2), read("c", 4, 5, "u", 1)]
     assert kinds_of(violations(history)) == {"out of order"}

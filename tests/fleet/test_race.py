@@ -6,8 +6,7 @@ That the verdicts would notice is shown on engines that break the port's rules: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,10 @@ import pytest
 
 from statesvc import logs
 from statesvc.backends.port import Cursor, Key, LogEntry, Result, Row, Unit
-from tests.daemon.harness import Daemon as Process
 from tests.daemon.harness import serving
-from tests.dynamodb import servers as dynamodb
 from tests.engines.weak import WeakEngine, WeakStorage
-from tests.fleet.daemons import a_namespace, dynamodb_values, fleet
 from tests.fleet.race import Plan, Race
 from tests.fleet.verdicts import faults, figures
-from tests.redis import servers as redis
 from tests.socket.talking import Daemon, settings_for
 
 SHORT = Plan(operations=1500, jobs=60, cold=40, ttl=1.0)
@@ -44,40 +39,6 @@ def judge(race: Race) -> None:
 def test_one_daemon_keeps_every_promise_under_a_mixed_load(socket_folder: Path, backend: str):
     with serving(socket_folder, backend=backend) as daemon:
         race = Race([daemon.socket], SHORT)
-        asyncio.run(race.run())
-        judge(race)
-
-
-@contextmanager
-def on_redis(folder: Path) -> Iterator[list[Process]]:
-    with redis.Server() as server, fleet(folder, "redis", server.settings(namespace=a_namespace()), 3) as daemons:
-        yield daemons
-
-
-@contextmanager
-def on_a_cluster(folder: Path) -> Iterator[list[Process]]:
-    with redis.Cluster() as cluster, fleet(folder, "redis", cluster.settings(namespace=a_namespace()), 3) as daemons:
-        yield daemons
-
-
-@contextmanager
-def on_dynamodb(folder: Path) -> Iterator[list[Process]]:
-    env = dynamodb.environment()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setenv(name, value)
-        with fleet(folder, "dynamodb", dynamodb_values(dynamodb.endpoint()), 3, env=env) as daemons:
-            yield daemons
-
-
-@pytest.mark.parametrize(
-    ("served", "plan"),
-    [(on_redis, SHORT), (on_a_cluster, SHORT), (on_dynamodb, SLOW)],
-    ids=["redis", "cluster", "dynamodb"],
-)
-def test_daemons_on_one_namespace_keep_every_promise_under_a_mixed_load(socket_folder: Path, served: Any, plan: Plan):
-    with served(socket_folder) as daemons:
-        race = Race([daemon.socket for daemon in daemons], plan)
         asyncio.run(race.run())
         judge(race)
 

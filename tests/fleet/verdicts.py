@@ -91,9 +91,9 @@ def _placed(race: Race, seen: dict[Key, list[Seen]]) -> Iterator[Op]:
 
 def _sharp(race: Race) -> Iterator[Op]:
     """The history without what was only read while reads proved nothing."""
-    begin, end = race.blurred or (math.inf, -math.inf)
     for op in race.story.ops:
-        if op.returned < begin or op.invoked > end or (op.outcome == "ok" and op.action != "get"):
+        is_sharp = all(op.returned < begin or op.invoked > end for begin, end in race.blurred)
+        if is_sharp or (op.outcome == "ok" and op.action != "get"):
             yield op
         elif op.action != "get":
             yield op._replace(found="", uid="", revision=0, met="")

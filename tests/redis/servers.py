@@ -18,6 +18,7 @@ started them. Everything here blocks until it is done.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -49,6 +50,10 @@ WAIT_SECONDS = 60.0
 SLOTS = 16_384
 HOST = "127.0.0.1"
 MASTER_NAME = "main"
+
+HASTE = ("info-period", 500, "publish-period", 500)
+"""Milliseconds between a sentinel's looks at servers. By itself it takes ten seconds for one, and eight more before it
+makes a replica of an old master that came back."""
 
 _PREFIX = "storage.redis."
 _PR_SET_PDEATHSIG = 1
@@ -378,27 +383,37 @@ class SentinelPair(_Together):
         self.servers = [self.first, self.second, *self.sentinels]
 
     def start(self) -> Self:
-        self.first.start()
-        self.second.start()
-        self.second.say("REPLICAOF", HOST, self.first.port)
+        self._start_both()
+        self.second.say("REPLICAOF", HOST, self.port_of(self.first))
         wait_for_replica(self.second)
         for sentinel in self.sentinels:
             sentinel._options = {"sentinel": self._monitoring()}
             sentinel.start()
+            with contextlib.suppress(redis.ResponseError):  # before 7.0 it takes its usual time
+                sentinel.say("SENTINEL", "DEBUG", *HASTE)
         self.wait_until_watched()
         return self
 
+    def _start_both(self) -> None:
+        self.first.start()
+        self.second.start()
+
     def wait_until_watched(self) -> None:
         """Until a failover would succeed: the sentinels know each other and a replica that follows the master."""
-        wait_for_replica(self.replica)
+        # Looked up anew each time: on a loaded machine they may have changed places once more meanwhile.
+        eventually(lambda: _follows(self.replica), "a replica that follows its master")
         for sentinel in self.sentinels:
             eventually(functools.partial(self._sees_all, sentinel), "a sentinel that sees everybody")
+
+    def port_of(self, server: Server) -> int:
+        """Where the others reach one of the two."""
+        return server.port
 
     @property
     def master(self) -> Server:
         """The server that the first sentinel calls the master."""
         _, port = self.sentinels[0].say("SENTINEL", "get-master-addr-by-name", MASTER_NAME)
-        return next(server for server in (self.first, self.second) if server.port == int(port))
+        return next(server for server in (self.first, self.second) if self.port_of(server) == int(port))
 
     @property
     def replica(self) -> Server:
@@ -418,7 +433,7 @@ class SentinelPair(_Together):
             ports = {
                 int(s.say("SENTINEL", "get-master-addr-by-name", MASTER_NAME)[1]) for s in self.sentinels if s.running
             }
-            return ports == {new.port} and new.info()["role"] == "master"
+            return ports == {self.port_of(new)} and new.info()["role"] == "master"
 
         eventually(is_over, "a failover")
         return new
@@ -436,7 +451,7 @@ class SentinelPair(_Together):
         auth = [f"auth-pass {MASTER_NAME} {self.first.password}"] if self.first.password else []
         own = self.sentinels[0].password
         return [
-            f"monitor {MASTER_NAME} {HOST} {self.first.port} {self._quorum}",
+            f"monitor {MASTER_NAME} {HOST} {self.port_of(self.first)} {self._quorum}",
             f"down-after-milliseconds {MASTER_NAME} {self._down_after_ms}",
             f"failover-timeout {MASTER_NAME} 3000",
             f"parallel-syncs {MASTER_NAME} 1",
@@ -460,7 +475,11 @@ class SentinelPair(_Together):
 
 def wait_for_replica(server: Server) -> None:
     """Until a replica has everything of its master and follows it: only then can it take over."""
-    eventually(lambda: server.info().get("master_link_status") == "up", "a replica that follows its master")
+    eventually(lambda: _follows(server), "a replica that follows its master")
+
+
+def _follows(server: Server) -> bool:
+    return server.info().get("master_link_status") == "up"
 
 
 class Cluster(_Together):

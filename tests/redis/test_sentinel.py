@@ -115,6 +115,7 @@ async def test_when_no_sentinel_answers_all_are_named_until_one_is_back(whole: S
 
 
 async def test_servers_and_sentinels_have_passwords_of_their_own(link_to: LinkTo, tmp_path: Path):
+    (tmp_path / "sentinel").touch(0o600)
     (tmp_path / "sentinel").write_text("sentinel-pass\n")
     with SentinelPair(sentinels=1, password="server-pass", sentinel_password="sentinel-pass") as pair:
         link = link_to(pair.settings(sentinel_password_file=tmp_path / "sentinel"))

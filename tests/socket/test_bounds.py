@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from statesvc.config import Limits
+from statesvc.dispatch import LARGE_BYTES
 from statesvc.store.batches import FULL_BYTES
-from tests.engines.addresses import EMBEDDED, address_of
+from tests.engines.addresses import EMBEDDED, EVERY, address_of
 from tests.socket.talking import Daemon, Talker
 
 Job = dict[str, Any]
@@ -173,3 +174,19 @@ async def test_an_agents_whole_list_shows_a_job_once_while_it_ends(daemon: Daemo
         assert len(shown) == len(set(shown))
         if not address_of(daemon.engine).stale_queries:
             assert sorted(shown) == names
+
+
+async def test_a_large_frame_of_a_connection_that_is_gone_is_not_begun(start, tmp_path):
+    """It waits in line with those of others. Nobody counts it any more, so nothing may be done with it."""
+    daemon = await start(EVERY["memory"].make(tmp_path)())
+    gone, other = await daemon.talker(), await daemon.talker()
+    large = {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}
+    async with asyncio.timeout(30), daemon.server._dispatcher._large:
+        gone.send({"op": "create", "job": large})
+        while not (waiting := [each for each in daemon.server._connections if each._task is not None]):
+            await asyncio.sleep(0.001)
+        waiting[0]._transport.abort()
+        while waiting[0] in daemon.server._connections:
+            await asyncio.sleep(0.001)
+    await other.ok("create", job={**large, "uuid": "b"})  # those behind it have their turn
+    assert (await other.ask("get", jobId="a"))["code"] == "not_found"

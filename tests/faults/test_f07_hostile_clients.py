@@ -1,0 +1,384 @@
+"""F7: clients that send too much, too slowly or nonsense, or never read: each costs a bounded amount, the others go on.
+
+What the others notice of them is measured by `python -m tests.faults.crowds`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import pytest
+
+from tests.daemon.harness import SECONDS, Client, Daemon, Reply, serving, until
+from tests.faults.crowds import ATTACKS, Attack, measured
+
+MIB = 1024 * 1024
+
+FRAME = 10 * MIB
+"""The default limit of a frame."""
+
+
+@contextmanager
+def memory_bounded(daemon: Daemon, most: int) -> Iterator[None]:
+    """Within the block the daemon's peak may grow by `most` bytes."""
+    daemon.reset_peak()
+    before = daemon.peak_bytes()
+    yield
+    grown = daemon.peak_bytes() - before
+    assert grown < most, f"the daemon's memory grew by {grown / MIB:.0f} MiB"
+
+
+def assert_served(daemon: Daemon) -> None:
+    """Another client is served as if nothing had happened."""
+    with daemon.connect() as client:
+        assert client.ask("ping")["success"]
+        name = f"other-{time.monotonic_ns()}"
+        assert client.ask("create", job={"uuid": name})["success"]
+        assert client.ask("get", jobId=name)["success"]
+
+
+def offer(client: Client, data: bytes) -> int:
+    """Send as much as the daemon takes without anything being read; returns how much that was."""
+    client.sock.settimeout(0.5)
+    sent = 0
+    try:
+        while sent < len(data):
+            sent += client.sock.send(data[sent : sent + MIB])
+    except (TimeoutError, ConnectionError):
+        pass
+    client.sock.settimeout(30)
+    return sent
+
+
+# --- too much ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_hundred_megabytes_without_a_newline_are_too_large_and_cost_a_frame_at_most(folder, backend):
+    with serving(folder, backend=backend) as daemon, daemon.connect() as client:
+        with memory_bounded(daemon, 4 * FRAME):
+            chunk = b"x" * MIB
+            for _ in range(100):
+                client.send_raw(chunk)
+            reply = client.reply()
+        assert (reply["success"], reply["code"]) == (False, "too_large")
+        assert client.replies() == []
+        assert_served(daemon)
+
+
+def padded(size: int) -> bytes:
+    """A frame of exactly `size` bytes, without its newline."""
+    head, tail = b'{"op":"ping","requestId":"p","timestamp":"', b'"}'
+    return head + b"x" * (size - len(head) - len(tail)) + tail
+
+
+def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(folder):
+    with serving(folder, backend="memory") as daemon:
+        with daemon.connect() as client:
+            client.send_raw(padded(FRAME) + b"\n")
+            assert client.reply() == {"requestId": "p", "success": True}
+            client.send_raw(padded(FRAME + 1) + b"\n")
+            assert client.reply()["code"] == "too_large"
+            assert client.replies() == []
+        with daemon.connect() as client:
+            client.send_raw(padded(FRAME + 1) + b"\n")
+            assert client.reply()["code"] == "too_large"
+
+
+def test_a_record_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(folder):
+    limit = 8 * MIB
+    with serving(folder) as daemon, daemon.connect() as client:
+        job = client.ask("create", job={"uuid": "a", "pad": ""})["job"]
+        room = limit - len(json.dumps(job, separators=(",", ":")))
+        assert client.ask("create", job={"uuid": "b", "pad": "x" * room})["success"]
+        reply = client.ask("create", job={"uuid": "c", "pad": "x" * (room + 1)})
+        assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+        assert len(client.ask("get", jobId="b")["job"]["pad"]) == room
+        listed = client.ask("list", filter={"prefix": "b"})["jobs"]
+        assert [len(job["pad"]) for job in listed] == [room]
+
+
+def test_a_frame_of_nothing_but_brackets_is_refused_before_it_is_decoded(folder):
+    with serving(folder, backend="memory") as daemon, daemon.connect() as client:
+        with memory_bounded(daemon, 8 * FRAME):
+            client.send_raw(b'{"op":"sync","jobs":[' + b"[]," * ((FRAME - 100) // 3) + b"[]]}\n")
+            assert client.reply()["code"] == "too_large"
+        assert_served(daemon)
+
+
+def test_a_frame_of_exactly_the_most_values_is_taken_and_one_more_is_not(folder):
+    with serving(folder, backend="memory") as daemon:
+        # op, requestId and timestamp, the array itself, and its elements
+        for elements, answer in ((200_000 - 4, True), (200_000 - 2, False)):
+            with daemon.connect() as client:
+                array = ",".join(["1"] * elements)
+                client.send_raw(b'{"op":"ping","requestId":1,"timestamp":[' + array.encode() + b"]}\n")
+                assert client.reply()["success"] is answer
+
+
+def test_nesting_a_million_deep_is_refused(folder):
+    with serving(folder, backend="memory") as daemon, daemon.connect() as client:
+        for depth in (300, 100_000):
+            client.send_raw(b'{"op":"create","job":' + b'{"a":' * depth + b"1" + b"}" * depth + b"}\n")
+            assert client.reply()["code"] == "bad_json"
+            assert client.ask("ping")["success"]
+        client.send_raw(b'{"op":"create","job":' + b'{"a":' * 1_000_000 + b"1" + b"}" * 1_000_001 + b"\n")
+        assert client.reply()["code"] == "too_large"
+
+
+# --- never reading -------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_never_reads_costs_a_bounded_amount(folder):
+    with serving(folder, backend="memory") as daemon, daemon.connect() as client:
+        assert client.ask("create", job={"uuid": "job-1", "pad": "x" * 10_000})["success"]
+        with memory_bounded(daemon, 64 * MIB):
+            offer(client, b'{"op":"get","jobId":"job-1"}\n' * 1_000_000)
+            assert_served(daemon)
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_client_that_asks_for_a_big_record_again_and_again_and_never_reads_costs_a_bounded_amount(folder, backend):
+    with serving(folder, backend=backend) as daemon, daemon.connect() as client:
+        assert client.ask("create", job={"uuid": "job-1", "pad": "x" * (4 * MIB)})["success"]
+        with memory_bounded(daemon, 64 * MIB):
+            offer(client, b'{"op":"get","jobId":"job-1"}\n' * 2000)
+            assert_served(daemon)
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_client_that_asks_for_big_lists_and_never_reads_costs_a_bounded_amount(folder, backend):
+    with serving(folder, backend=backend) as daemon, daemon.connect() as client:
+        for number in range(20):
+            assert client.ask("create", job={"uuid": f"job-{number}", "pad": "x" * MIB})["success"]
+        with memory_bounded(daemon, 8 * FRAME):
+            offer(client, b'{"op":"list"}\n' * 2000)
+            assert_served(daemon)
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_more_requests_at_once_than_may_be_under_way_are_all_answered_in_order(folder, backend):
+    with (
+        serving(folder, backend=backend, settings={"limits__requests_in_flight": 8}) as daemon,
+        daemon.connect() as client,
+    ):
+        client.hello("w")
+        requests = [{"op": "create", "job": {"uuid": f"job-{n}"}, "requestId": n, "seq": n} for n in range(1, 1001)]
+        client.send(*requests)
+        assert [client.reply()["requestId"] for _ in requests] == list(range(1, 1001))
+
+
+def test_big_records_written_as_fast_as_they_can_be_sent_cost_a_bounded_amount(folder):
+    with serving(folder) as daemon, daemon.connect() as client, memory_bounded(daemon, 90 * MIB):
+        client.hello("w", ack="last")
+        for seq in range(1, 121):
+            client.send({"op": "create", "job": {"uuid": f"job-{seq}", "pad": "x" * MIB}, "seq": seq})
+        until(lambda: client.reply()["acked"] == 120, "the writes to be acknowledged")
+
+
+@pytest.mark.parametrize("ack", ["each", "last"])
+def test_small_writes_to_a_big_record_cost_a_bounded_amount(folder, ack):
+    with serving(folder) as daemon, daemon.connect() as client:
+        client.hello("w", ack=ack)
+        client.send({"op": "create", "job": {"uuid": "job-1", "pad": "x" * MIB}, "seq": 1})
+        assert client.reply()["success"]
+        with memory_bounded(daemon, 64 * MIB):
+            client.send(
+                *({"op": "update", "jobId": "job-1", "inc": {"n": 1}, "seq": n, "floor": n} for n in range(2, 82))
+            )
+            assert_served(daemon)
+            until(lambda: _newest(client) >= 81, "the writes to be acknowledged")
+        assert client.ask("get", jobId="job-1")["job"]["n"] == 80
+
+
+def _newest(client: Client) -> int:
+    reply = client.reply()
+    assert reply["success"], reply
+    return int(reply.get("acked") or reply["job"]["revision"])
+
+
+def test_a_client_that_leaves_its_replies_is_disconnected(folder):
+    settings = {"limits__stalled_output_seconds": 0.2, "limits__output_bytes": 65536}
+    with serving(folder, backend="memory", settings=settings) as daemon, daemon.connect() as client:
+        assert client.ask("create", job={"uuid": "job-1", "pad": "x" * 100_000})["success"]
+        offer(client, b'{"op":"get","jobId":"job-1"}\n' * 1000)
+        until(lambda: daemon.events("connection_ended"), "the client to be given up")
+        assert daemon.events("connection_ended")[0]["why"] == "replies_not_taken"
+        assert client.is_closed()
+        assert_served(daemon)
+
+
+# --- nonsense and slowness -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_sync_of_null_is_refused_and_ends_nothing(folder, backend):
+    with serving(folder, backend=backend) as daemon, daemon.connect() as client:
+        client.send_raw(b'{"op":"sync","jobs":[null]}\n')
+        reply = client.reply()
+        assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+        assert client.ask("ping")["success"]
+        assert_served(daemon)
+
+
+def test_a_floor_above_the_write_that_carries_it_forgets_nothing(folder):
+    with serving(folder) as daemon, daemon.connect() as client:
+        client.hello("w")
+        assert client.ask("create", job={"uuid": "job-1"}, seq=1, floor=1)["success"]
+        for seq in (2, 4, 6):
+            assert client.ask("update", jobId="job-1", inc={"n": 1}, seq=seq, floor=seq + 100)["success"]
+        again = client.ask("update", jobId="job-1", inc={"n": 1}, seq=6, floor=6, again=True)
+        assert (again["success"], again.get("duplicate"), again.get("revision")) == (True, True, 4)
+        assert client.ask("get", jobId="job-1")["job"]["n"] == 3
+
+
+def test_a_frame_that_is_never_finished_ends_its_connection_and_no_other(folder):
+    settings = {"limits__partial_frame_seconds": 0.3}
+    with (
+        serving(folder, backend="memory", settings=settings) as daemon,
+        daemon.connect() as client,
+        daemon.connect() as quiet,
+    ):
+        assert quiet.ask("ping")["success"]
+
+        def one_byte_more() -> bool:
+            try:
+                client.send_raw(b"x")
+            except ConnectionError:
+                return True
+            return False
+
+        until(one_byte_more, "the slow client to be given up")
+        assert daemon.events("connection_ended")[0]["why"] == "frame_not_finished"
+        assert quiet.ask("ping")["success"], "an idle client has begun no frame"
+
+
+def test_a_hostile_regex_is_answered_in_time_linear_in_what_it_looks_at(folder):
+    with serving(folder, backend="memory") as daemon, daemon.connect() as client:
+        for number in range(100):
+            assert client.ask("create", job={"uuid": "a" * 200 + str(number)})["success"]
+        for pattern in ("(a*)*b", "(a|aa)+$", "(a+)+c", "^(([a-z])+.)+[A-Z]([a-z])+$"):
+            assert client.ask("list", filter={"regex": pattern})["success"]
+        for pattern in ("(", "a{1000}{1000}", "(?=a)", "\\1", "((((a{100}){100}){100}){100})"):
+            assert client.ask("list", filter={"regex": pattern})["code"] == "bad_request"
+        assert_served(daemon)
+
+
+# --- too many ------------------------------------------------------------------------------------------------------
+
+
+def test_one_client_too_many_is_told_so_and_a_place_that_is_free_again_is_given_away(folder):
+    with serving(folder, backend="memory", settings={"limits__clients": 3}) as daemon, ExitStack() as open_ones:
+        # The harness's own connections may not be forgotten yet.
+        clients = [open_ones.enter_context(until(partial(let_in, daemon), "a place")) for _ in range(3)]
+        with daemon.connect() as late:
+            reply = late.reply()
+            assert (reply["code"], reply["success"]) == ("busy", False)
+            assert late.replies() == []
+        clients.pop().close()
+        assert all(client.ask("ping")["success"] for client in clients)
+        open_ones.enter_context(until(partial(let_in, daemon), "the free place to be given away"))
+
+
+def let_in(daemon: Daemon) -> Client | None:
+    """A client that is served, or None if there is no place for it."""
+    client = daemon.connect()
+    try:
+        if client.ask("ping")["success"]:
+            return client
+    except OSError:
+        pass
+    client.close()
+    return None
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_flood_of_connections_at_the_descriptor_limit_hurts_nobody_who_is_connected(folder, backend):
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    with serving(folder, backend=backend, under=limited) as daemon, daemon.connect() as settled:
+        settled.hello("w")
+        with ExitStack() as flood:
+            for _ in range(300):
+                flood.enter_context(daemon.connect())
+            for seq in range(1, 30):
+                assert settled.ask("create", job={"uuid": f"job-{seq}", "status": "PENDING"}, seq=seq)["success"]
+            assert len(settled.ask("list", filter={"status": "PENDING"})["jobs"]) == 29
+        assert daemon.events("fewer_clients")[0]["limit"] == 24
+        until(partial(let_in, daemon), "new clients to be let in again").close()
+        assert_served(daemon)
+        assert daemon.stop() == 0
+
+
+def test_a_thousand_idle_clients_cost_little_and_are_all_served(folder):
+    with serving(folder, backend="memory") as daemon, ExitStack() as open_ones, memory_bounded(daemon, 64 * MIB):
+        clients = [open_ones.enter_context(daemon.connect()) for _ in range(1000)]
+        for client in clients:
+            client.send({"op": "ping"})
+        assert all(client.reply()["success"] for client in clients)
+
+
+# --- all of them, at work ------------------------------------------------------------------------------------------
+
+SHORT: dict[str, int] = {"idle": 400, "slow_writing": 50, "flood": 300}
+"""Connections in the short form, where the long one has more."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sort", ATTACKS)
+def test_others_are_answered_rightly_while_it_goes_on_and_it_costs_what_the_limits_allow(folder, sort):
+    attack: Attack = ATTACKS[sort]._replace(size=SHORT.get(sort, ATTACKS[sort].size), processes=1)
+    outcome = measured(folder, attack, seconds=0.3, rounds=1, records=1000, compared=False)
+    assert outcome.costs_too_much() == []
+    assert outcome.asked > 0
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_small_requests_pass_large_ones_that_wait_in_line(folder, backend):
+    """One client's large frames are answered in their order; another's small one does not wait for all of them."""
+    with serving(folder, backend=backend) as daemon, daemon.connect() as large, daemon.connect() as small:
+        # We may be held up ourselves between the two; who has to wait for all of them does so every time.
+        assert any(ping_passes(large, small) for _ in range(5))
+
+
+def ping_passes(large: Client, small: Client) -> bool:
+    """Whether a ping is answered before the last of eight large frames."""
+    jobs = [{"uuid": f"job-{number}", "pad": "x" * 100} for number in range(4000)]
+    for number in range(8):
+        large.send({"op": "sync", "requestId": number, "jobs": jobs})
+    assert small.ask("ping")["success"]
+    early = arrived(large)
+    late = [large.reply() for _ in range(8 - len(early))]
+    assert [reply["requestId"] for reply in (*early, *late)] == list(range(8))
+    return bool(late)
+
+
+def arrived(client: Client) -> list[Reply]:
+    """The replies that can be read without waiting."""
+    client.sock.setblocking(False)
+    try:
+        return client.replies()
+    except BlockingIOError:
+        return []
+    finally:
+        client.sock.settimeout(SECONDS)
+
+
+def test_what_follows_a_frame_that_is_too_large_is_dropped_and_the_connection_ends(folder):
+    settings = {"limits__partial_frame_seconds": 0.5}
+    with serving(folder, backend="memory", settings=settings) as daemon, daemon.connect() as client:
+        client.send_raw(b"x" * (FRAME + 1))
+        assert client.reply()["code"] == "too_large"
+
+        def still_taken() -> bool:
+            try:
+                client.send_raw(b"x" * 65536)
+            except OSError:
+                return False
+            return True
+
+        until(lambda: not still_taken(), "the connection to be given up, though it never stops sending")
+        assert_served(daemon)

@@ -1,0 +1,277 @@
+"""F15: a shared store that is away, flaps, hangs or is slow: the daemon says so, keeps within its memory, and serves
+again by itself.
+
+The load of tests/fleet goes on all the time, so every answer given on the way is held to be true: what was said not to
+be applied is not there, what was acknowledged is, and what was unknown happened once or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.harness import Client, Daemon, Reply, until
+from tests.fleet.daemons import daemon, fleet
+from tests.fleet.places import PLACES, Place
+from tests.fleet.race import Plan, Race
+from tests.fleet.verdicts import faults, figures
+
+MOST_BYTES = 256 * 1024 * 1024
+"""What a daemon may ever have; it begins with a fifth of that."""
+
+LOAD = Plan(until_told=True, mixed=10, lockers=3, workers=3, jobs=15, hot=4, cold=30, ttl=2.0)
+
+
+@pytest.fixture(params=["proxied redis", "dynamodb"])
+def slow_place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with PLACES[request.param]() as place:
+        yield place
+
+
+@pytest.fixture(params=["redis", "dynamodb", pytest.param("proxied redis", marks=pytest.mark.long)])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with PLACES[request.param]() as place:
+        yield place
+
+
+def health(of: Daemon) -> Reply:
+    with of.connect() as client:
+        return client.ask("health")
+
+
+def verdict(of: Daemon, name: str) -> tuple[str, str]:
+    (check,) = (check for check in health(of)["checks"] if check["name"] == name)
+    return check["verdict"], check["detail"]
+
+
+def is_ready(of: Daemon) -> bool:
+    return bool(health(of)["ready"])
+
+
+# --- at the start ----------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_away_at_the_start_is_named_and_served_as_soon_as_it_comes(folder: Path, place: Place):
+    place.go_away()
+    with daemon(folder, place.backend, place.values, env=place.env).start() as one:
+        one.wait_for_ping()
+        pid = one.pid
+        with one.connect() as client:
+            read = client.ask("get", jobId="a")
+            written = client.ask("create", job={"uuid": "a"})
+        assert read["code"] == written["code"] == "unavailable"
+        assert written["outcome"] == "not_applied"
+        endpoint = str(place.values[f"storage.{place.backend}.endpoint"])
+        assert endpoint.removeprefix("http://") in read["error"]
+        told = health(one)
+        assert (told["live"], told["ready"]) == (True, False)
+        assert verdict(one, "engine")[0] == "fail"
+        assert endpoint.removeprefix("http://") in verdict(one, "engine")[1]
+        place.come_back()
+        until(one._serves, "the store to be served without a restart")
+        assert one.pid == pid
+        assert is_ready(one)
+        assert verdict(one, "engine")[0] == "ok"
+        with one.connect() as client:
+            assert client.ask("create", job={"uuid": "a"})["success"]
+
+
+def test_a_store_that_hangs_at_the_start_is_named_and_served_as_soon_as_it_answers(folder: Path, place: Place):
+    place.hang()
+    with daemon(folder, place.backend, place.values, env=place.env).start() as one:
+        one.wait_for_ping()
+        with one.connect() as client:
+            assert client.ask("get", jobId="a")["code"] == "unavailable"
+        assert not is_ready(one)
+        place.resume()
+        until(one._serves, "the store to be served without a restart")
+        assert is_ready(one)
+
+
+def test_a_store_that_flaps_while_the_daemon_starts_is_served_in_the_end(folder: Path, place: Place):
+    said: dict[str, str] = {}
+    with daemon(folder, place.backend, place.values, env=place.env).start() as one:
+        for name in ("a", "b", "c"):
+            place.go_away()
+            one.wait_for_ping()
+            with one.connect() as client:
+                refused = client.ask("create", job={"uuid": name})
+            assert refused["code"] == "unavailable"
+            said[name] = refused["outcome"]
+            place.come_back()
+        until(one._serves, "the store to be served without a restart")
+        assert is_ready(one)
+        # A link that had opened in between may have carried the write away.
+        assert set(said.values()) <= {"not_applied", "unknown"}
+        with one.connect() as client:
+            there = {name for name in said if client.ask("get", jobId=name)["success"]}
+        assert {name for name in there if said[name] == "not_applied"} == set()
+
+
+# --- under load ------------------------------------------------------------------------------------------------------
+
+
+def raced(folder: Path, place: Place, trouble: Callable[[Race, list[Daemon]], Awaitable[None]]) -> None:
+    """A load on two daemons, with trouble on the way; everything that was said must have been true."""
+    with fleet(folder, place.backend, place.values, 2, env=place.env) as daemons:
+        race = Race([each.socket for each in daemons], LOAD)
+
+        async def meanwhile() -> None:
+            answering = [asyncio.create_task(answers(each, race)) for each in daemons]
+            try:
+                await race.more(100)
+                await trouble(race, daemons)
+                await race.more(100)
+            finally:
+                race.end()
+            assert all(times > 1 for times in await asyncio.gather(*answering))
+
+        asyncio.run(race.run(meanwhile))
+        print("\n".join(figures(race)), dict(race.heard))
+        assert faults(race) == []
+        for each in daemons:
+            assert is_ready(each)
+            assert each.peak_bytes() < MOST_BYTES
+
+
+async def answers(one: Daemon, race: Race) -> int:
+    """Ask for what needs no store all the time; every time there is an answer."""
+
+    def asked() -> None:
+        with one.connect() as client:
+            assert client.ask("ping")["success"]
+            assert client.ask("health")["live"]
+
+    times = 0
+    while not race.is_ending:
+        await asyncio.to_thread(asked)
+        times += 1
+        await asyncio.sleep(0.05)
+    return times
+
+
+async def says(daemons: list[Daemon], expected: bool) -> None:
+    """Wait until health says so, without holding up the load."""
+    for each in daemons:
+        for _ in range(3000):
+            if await asyncio.to_thread(is_ready, each) is expected:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail(f"health still says that ready is {not expected}: {health(each)}")
+
+
+async def served_again(daemons: list[Daemon], come_back: Callable[[], object]) -> None:
+    """Let the store come back, and show how long that takes to be noticed; a loaded machine is not a failure."""
+    come_back()
+    began = time.monotonic()
+    await says(daemons, expected=True)
+    print(f"served again after {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.slow
+def test_a_store_that_goes_away_under_load_is_served_again_and_every_answer_was_true(folder: Path, place: Place):
+    async def trouble(race: Race, daemons: list[Daemon]) -> None:
+        place.go_away()
+        await says(daemons, expected=False)
+        await race.more(10, "unavailable")
+        await served_again(daemons, place.come_back)
+
+    raced(folder, place, trouble)
+
+
+@pytest.mark.slow
+def test_a_store_that_hangs_under_load_is_served_again_and_every_answer_was_true(folder: Path, place: Place):
+    async def trouble(race: Race, daemons: list[Daemon]) -> None:
+        place.hang()
+        await says(daemons, expected=False)
+        await race.more(10, "unavailable")
+        await served_again(daemons, place.resume)
+
+    raced(folder, place, trouble)
+
+
+@pytest.mark.slow
+def test_a_store_that_flaps_is_survived_and_every_answer_was_true(folder: Path, place: Place):
+    async def trouble(race: Race, daemons: list[Daemon]) -> None:
+        for turn in range(6):
+            place.go_away()
+            # Sometimes nobody has even noticed.
+            await (race.more(5, "unavailable") if turn % 2 else asyncio.sleep(0.2))
+            place.come_back()
+            await (race.more(20) if turn % 2 else asyncio.sleep(0.2))
+        await says(daemons, expected=True)
+
+    raced(folder, place, trouble)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_slow_is_waited_for_and_every_answer_was_true(folder: Path, slow_place: Place):
+    async def trouble(race: Race, daemons: list[Daemon]) -> None:
+        assert slow_place.slow is not None
+        before = race.heard["unavailable"]
+        slow_place.slow()
+        await race.more(150)
+        assert race.heard["unavailable"] == before
+        slow_place.resume()
+        await says(daemons, expected=True)
+
+    raced(folder, slow_place, trouble)
+
+
+# --- with more than it can take --------------------------------------------------------------------------------------
+
+
+def flood(client: Client, frames: int) -> None:
+    """More than one client may have under way, each frame with something in it."""
+    client.sock.settimeout(0.5)
+    text = "x" * 4096
+    try:
+        for number in range(frames):
+            client.send({"op": "update", "jobId": f"f{number}", "upsert": True, "job": {"text": text}})
+    except TimeoutError:
+        pass  # the daemon takes no more from this client, as it should
+
+
+@pytest.mark.slow
+def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(folder: Path, place: Place):
+    with daemon(folder, place.backend, place.values, env=place.env).serving() as one:
+        place.hang()
+        clients = [one.connect() for _ in range(8)]
+        for client in clients:
+            flood(client, 10_000)
+        with one.connect() as other:
+            assert other.ask("ping")["success"]
+            assert other.ask("get", jobId="a")["code"] == "unavailable"
+        assert one.peak_bytes() < MOST_BYTES
+        place.resume()
+        for client in clients:
+            client.close()
+        until(lambda: is_ready(one), "the store to be served")
+        until(one._serves, "the store to be served")
+        assert one.peak_bytes() < MOST_BYTES
+
+
+def test_every_one_of_many_requests_in_a_row_is_answered_in_time_while_the_store_hangs(folder: Path, place: Place):
+    """A client that sends many at once must not wait for the deadline of each of them, one after the other."""
+    with daemon(folder, place.backend, place.values, env=place.env).serving() as one:
+        place.hang()
+        with one.connect() as client:
+            client.hello("many")
+            sent = 300
+            for seq in range(1, sent + 1):
+                client.send({"op": "create", "job": {"uuid": f"m{seq}"}, "seq": seq, "floor": 1, "requestId": seq})
+            replies = [client.reply() for _ in range(sent)]
+        assert [reply["requestId"] for reply in replies] == list(range(1, sent + 1))
+        assert {reply["code"] for reply in replies} == {"unavailable"}
+        place.resume()
+        until(one._serves, "the store to be served")
+        said = {reply["requestId"]: reply["outcome"] for reply in replies}
+        with one.connect() as client:
+            for seq in range(1, sent + 1):
+                found = client.ask("get", jobId=f"m{seq}")["success"]
+                assert not (found and said[seq] == "not_applied"), f"write {seq} was applied and said not to be"

@@ -1,0 +1,122 @@
+"""F15: an engine that takes for ever, is away or fails: the daemon still says so, and still ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.harness import Daemon, until
+
+# `statesvc` with a memory engine that misbehaves where $MISBEHAVE says. What hangs, hangs in a thread, as a disk does.
+PROGRAM = """
+import asyncio, os, sys, threading
+from statesvc import backends, server
+from statesvc.backends.memory import MemoryEngine
+from statesvc.cli import main
+from statesvc_client.errors import Unavailable
+
+where = os.environ["MISBEHAVE"]
+server.CLOSE_SECONDS = float(os.environ.get("CLOSE_SECONDS", "3600"))
+
+class Misbehaving(MemoryEngine):
+    async def open(self):
+        if where == "away":
+            raise Unavailable("nobody is there")
+        if where == "open":
+            await self._hang()
+
+    async def close(self):
+        if where == "close":
+            await self._hang()
+
+    async def ping(self):
+        if where == "ping":
+            raise ValueError("a mistake of ours")
+
+    async def _hang(self):
+        print('{"event": "hanging"}', file=sys.stderr, flush=True)
+        await asyncio.to_thread(threading.Event().wait)
+
+backends.make = lambda _: Misbehaving()
+main()
+"""
+
+
+def misbehaving(folder: Path, where: str, *flags: str, **options) -> Daemon:
+    env = {"MISBEHAVE": where, **options.pop("env", {})}
+    daemon = Daemon(folder, "--log-format", "json", *flags, backend="memory", env=env, **options)
+    daemon.command[1:3] = ["-c", PROGRAM]
+    return daemon
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", ["open", "close"])
+def test_a_second_signal_ends_the_daemon_also_while_its_engine_opens_or_closes(folder, where, number):
+    with misbehaving(folder, where, "--drain-seconds", "3600").start() as daemon:
+        until(lambda: daemon.events("hanging" if where == "open" else "serving"), "the daemon")
+        daemon.signal(number)
+        until(lambda: daemon.events("draining"), "the drain to begin")
+        daemon.signal(number)
+        assert daemon.exit_code() == -number
+        assert daemon.events("ending_at_once")[0]["reason"] == number.name
+        assert not daemon.socket.exists()
+
+
+def test_a_close_that_never_ends_is_given_up_after_a_while_and_said_to_be(folder):
+    with misbehaving(folder, "close", "--drain-seconds", "0", env={"CLOSE_SECONDS": "0.2"}).start() as daemon:
+        until(lambda: daemon.events("serving"), "the engine")
+        assert daemon.stop() == 74
+        assert daemon.events("not_closed_in_time")[0]["level"] == "error"
+        assert daemon.events("stopped")[0]["exit_code"] == 74
+
+
+def test_requests_that_wait_for_the_engine_are_answered_when_the_daemon_is_told_to_end(folder):
+    settings = {"limits__open_wait_seconds": 3600}
+    with misbehaving(folder, "open", "--drain-seconds", "3600", settings=settings).start() as daemon:
+        daemon.wait_for_ping()
+        until(lambda: daemon.events("listening"), "the log")
+        with daemon.connect() as client:
+            client.send({"op": "ping"}, {"op": "get", "jobId": "job-1"})
+            assert client.reply()["success"]  # so it has read both: they came in one piece
+            daemon.signal(signal.SIGTERM)
+            reply = client.reply()
+            assert reply["code"] == "unavailable"
+            assert "stopping" in reply["error"]
+            assert client.is_closed()
+
+
+def test_an_engine_that_is_required_and_away_is_given_up_without_being_called_ready(folder):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(folder / "notify"))
+        supervisor.settimeout(30)
+        env = {"NOTIFY_SOCKET": str(folder / "notify")}
+        with misbehaving(folder, "away", "--require-backend", env=env).start() as daemon:
+            assert daemon.exit_code() == 69
+            assert supervisor.recv(4096).startswith(b"STOPPING=1")
+            (line,) = daemon.events("engine_unavailable")
+            assert (line["level"], line["why"]) == ("error", "nobody is there")
+
+
+def test_a_duty_that_fails_is_logged_when_it_happens_and_tried_again(folder):
+    with misbehaving(folder, "ping", env={"WATCHDOG_USEC": "20000"}).start() as daemon:
+        until(lambda: len(daemon.events("duty_failed")) > 1, "the failures to be logged")
+        line = daemon.events("duty_failed")[0]
+        assert (line["level"], line["duty"]) == ("error", "feed_watchdog")
+        assert "a mistake of ours" in line["exception"]
+        daemon.wait_for_ping()
+        assert daemon.stop() == 0
+
+
+def test_two_signals_at_once_leave_no_socket_behind(folder):
+    with misbehaving(folder, "open").start() as daemon:
+        until(lambda: daemon.events("listening"), "the socket")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        os.kill(daemon.pid, signal.SIGTERM)
+        os.kill(daemon.pid, signal.SIGINT)
+        os.kill(daemon.pid, signal.SIGCONT)
+        assert daemon.exit_code() in (-signal.SIGTERM, -signal.SIGINT)
+        assert not daemon.socket.exists()
