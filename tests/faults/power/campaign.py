@@ -3,6 +3,7 @@
 Owns which states are looked at, and the counting. Must not know how a state is made or judged.
 
     once each   whatever is done to whatever file, in whatever phase: it is met at least once, in every recording
+    in commits  a part of the states is aimed at commits: they are over sooner than anything, and matter most
     systematic  at every point: nothing survives, everything does, everything but one operation does
     by chance   at every point, again and again: anything of everything (see disk.py)
     twice       the opening of a store that such a loss left is recorded in its turn, with some work, and cut again
@@ -19,7 +20,7 @@ import multiprocessing
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from .recordings import Left, record_again
 from .timeline import Broken, Timeline
 from .tracing import STORE, NotExact
 
+IN_COMMITS = 0.1
 SYSTEMATIC = 0.5
 TWICE = 0.15
 """Parts of all states."""
@@ -183,8 +185,9 @@ class Worker:
     async def run(self) -> Tally:
         states = self._share.states
         await self._once_each()
+        await self._by_chance("in commits", self._done + int(states * IN_COMMITS), lambda point: point.is_inside_commit)
         await self._systematically(int(states * SYSTEMATIC))
-        await self._by_chance(states - int(states * TWICE))
+        await self._by_chance("anywhere", states - int(states * TWICE), lambda _: True)
         await self._twice(states)
         shutil.rmtree(self._folder, ignore_errors=True)
         return self.tally
@@ -230,15 +233,16 @@ class Worker:
                 if self._is_over(upto):
                     return
 
-    async def _by_chance(self, upto: int) -> None:
-        mine = max(1, sum(len(recording.operations) for recording in self._recordings) // self._share.workers)
+    async def _by_chance(self, where: str, upto: int, counts: Callable[[Point], bool]) -> None:
+        """At any of the points that count."""
+        candidates = sum(map(counts, self._my_points()))
         for turn in count():
             before = self._done
-            part = 1.2 * (upto - before) / mine
-            chance = random.Random(f"{self._share.seed} {turn} {self._share.worker}")
+            part = 1.2 * (upto - before) / max(1, candidates)
+            chance = random.Random(f"{self._share.seed} {where} {turn} {self._share.worker}")
             for point in self._my_points():
-                if chance.random() < part:
-                    await self._look(point, *self._some_loss(point, f"{turn}"))
+                if counts(point) and chance.random() < part:
+                    await self._look(point, *self._some_loss(point, f"{where} {turn}"))
                     if self._is_over(upto):
                         return
             if self._done == before:
