@@ -160,8 +160,8 @@ class Daemon:
         until(self._pings, f"a ping to be answered by {self.socket}")
 
     def _pings(self) -> bool:
-        if self.process is not None and self.process.poll() is not None:
-            raise AssertionError(f"the daemon ended with {self.process.returncode}: {self.stderr}")
+        if self.has_ended:
+            raise AssertionError(f"the daemon ended with {self.exit_code()}: {self.stderr}")
         try:
             with Client(self.socket) as client:
                 return bool(client.ask("ping")["success"])
@@ -203,6 +203,10 @@ class Daemon:
     def exit_code(self) -> int:
         assert self.process is not None
         return self.process.wait(SECONDS)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
 
     # --- what can be seen of it ------------------------------------------------------------------------------------
 

@@ -91,6 +91,11 @@ def calls(folder: Path, names: str = SYNCS) -> list[str]:
     return [line for line in (folder / "trace").read_text().splitlines() if wanted.search(line)]
 
 
+def was_injected(folder: Path) -> bool:
+    """Whether a call was made to fail at all."""
+    return any("(INJECTED)" in line for line in calls(folder, f"{SYNCS},{WRITES}"))
+
+
 def synced_again(folder: Path) -> list[str]:
     """Syncs of a file that began after one that was made to fail on it."""
     begun: dict[str, str] = {}

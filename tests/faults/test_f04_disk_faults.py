@@ -6,14 +6,25 @@ import secrets
 import shutil
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from statesvc.store.places import PART
 from tests.daemon import stores
 from tests.daemon.harness import Client, Daemon, Reply, refused, serving, until
-from tests.faults.disk import SYNCS, Load, calls, failing, failing_from_now, fill_up, mounted, synced_again
+from tests.faults.disk import (
+    SYNCS,
+    Load,
+    failing,
+    failing_from_now,
+    fill_up,
+    mounted,
+    synced_again,
+    was_injected,
+)
 from tests.faults.program import scratch
 
 IO_FAILURE = 74
@@ -21,7 +32,11 @@ NO_ENGINE = 69
 
 LOG = ("log.db", "log.db-wal")
 STATE = ("state.db", "state.db-wal")
+BEING_MADE = ("log.db.new", "state.db.new")
 SOON_IDLE = {"storage__sqlite__idle_seconds": 0.05}
+NEVER_IDLE = {"storage__sqlite__idle_seconds": 600}
+WRITES_OF_A_NEW_STORE = 6
+"""As many syncs of the thread that commits as there are while the files are made."""
 
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
 
@@ -266,6 +281,73 @@ def test_a_failed_sync_of_the_log_is_unknown_ends_the_daemon_and_is_never_tried_
 
 
 @needs_strace
+@pytest.mark.slow
+def test_whichever_sync_of_a_new_store_fails_the_daemon_ends_and_has_acknowledged_nothing_behind_it(folder):
+    """From the first file that is made to the first writes, one sync of a thread after the other."""
+    for nth in count(1):
+        place = folder / f"{nth}"
+        place.mkdir(mode=0o700)
+        fault = f"{SYNCS}:error=EIO:when={nth}"
+        with failing(place, (*BEING_MADE, *LOG, *STATE), fault, settings=NEVER_IDLE).start() as daemon:
+            load = Load(daemon, clients=1)
+            write_one_by_one(load, daemon, WRITES_OF_A_NEW_STORE)
+            if not was_injected(place):
+                break
+            assert daemon.exit_code() == IO_FAILURE
+            assert daemon.events("engine_broken")
+        assert load.clients[0].after_refusal == 0
+        assert synced_again(place) == []
+        load.assert_each_write_comes_out_once(place)
+    assert nth > WRITES_OF_A_NEW_STORE
+
+
+def write_one_by_one(load: Load, daemon: Daemon, most: int) -> None:
+    """Each a commit of its own, until there are enough of them or the daemon has ended."""
+    (client,) = load.clients
+
+    def is_over() -> bool:
+        client.write(0 if client.undecided else 1)
+        return daemon.has_ended or (client.sent == most and not client.undecided)
+
+    until(is_over, "some writes, or the end")
+
+
+@needs_strace
+@pytest.mark.slow
+def test_whichever_sync_of_a_restore_fails_it_is_refused_and_the_old_store_stands(prepared):
+    with serving(prepared) as daemon, daemon.connect() as client:
+        assert client.ask("snapshot", path="kept.snapshot")["success"]
+        assert create(client, "second")["success"]
+        assert daemon.stop() == 0
+    for nth in count(1):
+        coming = tuple(f"incoming/{file}" for file in (*BEING_MADE, *LOG, *STATE))
+        with failing(prepared, coming, f"{SYNCS}:error=EIO:when={nth}").serving() as daemon, daemon.connect() as client:
+            reply = client.ask("restore", path="kept.snapshot")
+            if reply["success"]:
+                break
+            assert reply["code"] == "internal"
+            assert synced_again(prepared) == []
+            assert names(client) == {"first", "second"}
+            assert create(client, f"after-{nth}")["success"]
+            assert client.ask("delete", jobId=f"after-{nth}")["success"]
+            assert daemon.stop() == 0
+    assert not was_injected(prepared)
+    assert nth > 6, "both files, and their WALs"
+
+
+@needs_strace
+def test_a_snapshot_that_cannot_be_synced_is_refused_and_leaves_nothing(prepared):
+    part = f".late.snapshot{PART}"
+    with failing(prepared, (part,), f"{SYNCS}:error=EIO:when=1").serving() as daemon, daemon.connect() as client:
+        reply = client.ask("snapshot", path="late.snapshot")
+        assert (reply["success"], reply["code"]) == (False, "internal"), reply
+        assert was_injected(prepared)
+        assert sorted(daemon.data.rglob("*snapshot*")) == []
+        assert client.ask("snapshot", path="late.snapshot")["success"]
+        assert daemon.stop() == 0
+
+
+@needs_strace
 @pytest.mark.parametrize(
     ("clients", "fault"),
     [
@@ -357,7 +439,7 @@ def test_a_watermark_that_cannot_be_written_costs_nobody_a_write(prepared, mark,
         assert load.refusals == []
         assert load.wrong(daemon) == []
         assert daemon.stop() == 0
-    assert any("(INJECTED)" in line for line in calls(prepared, f"{SYNCS},write"))
+    assert was_injected(prepared)
     load.assert_each_write_comes_out_once(prepared)
 
 

@@ -27,8 +27,9 @@ from statesvc_client.errors import Internal
 from ... import failpoints, logs
 from ..port import DataCorrupt, EngineBroken
 from . import watermark
+from .paths import sides
 from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail
-from .watermark import StateMark
+from .watermark import StateMark, sync_file, sync_folder
 
 log = logs.get(__name__)
 
@@ -63,11 +64,8 @@ class Format:
 def stored_version(path: Path) -> int | None:
     """The format version in a file's header, without opening it; None when there is no database yet.
 
-    Versions change only in a migration, which ends with a checkpoint: the header on disk is always true. Only before it
-    has a WAL has a file a journal; found like that it was being made, and SQLite takes back what there is of it.
+    Versions change only in a migration, which ends with a checkpoint: the header on disk is always true.
     """
-    if path.with_name(path.name + "-journal").exists():
-        return None
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -99,18 +97,11 @@ def refuse_newer(path: Path, format_: Format) -> None:
 def open_file(
     path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None] = lambda _: None
 ) -> apsw.Connection:
-    """A connection that writes, the file made or migrated first. `judge` is shown what SQLite left out of the WAL and
-    may raise; until then nothing is written, for the first write would go over it."""
+    """A connection that writes, the file migrated first. `judge` is shown what SQLite left out of the WAL and may
+    raise; until then nothing is written, for the first write would go over it."""
     refuse_newer(path, format_)
-    # SQLite gives its side files the mode of the main one: nobody but us reads any of them.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    db = apsw.Connection(str(path), vfs=_checksum_vfs())
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=_checksum_vfs())
     try:
-        db.pragma("schema_version")  # the first look: what was being made when the power was lost is taken back
-        if path.stat().st_size == 0:
-            db.reserve_bytes("main", CHECKSUM_BYTES)
-            # Free pages can be given back a few at a time. Only an empty file can be told so.
-            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         _set(db, synchronous)
         tail = unread_tail(db, path)
         judge(tail)
@@ -120,6 +111,37 @@ def open_file(
         close_untouched(db)
         raise
     return db
+
+
+def make_file(path: Path, format_: Format) -> None:
+    """Make the file under another name; it gets its own when it is whole and on the disk. So what is found was whole
+    once, and of one whose sync failed nothing is ever built on, or synced a second time."""
+    unnamed = path.with_name(path.name + ".new")
+    for old in (unnamed, *sides(unnamed), *sides(path)):
+        old.unlink(missing_ok=True)
+    # SQLite gives its side files the mode of the main one: nobody but us reads any of them.
+    os.close(os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    db = apsw.Connection(str(unnamed), flags=apsw.SQLITE_OPEN_READWRITE, vfs=_checksum_vfs())
+    try:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA journal_mode = OFF")
+        db.reserve_bytes("main", CHECKSUM_BYTES)
+        # Free pages can be given back a few at a time. Only an empty file can be told so.
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        _migrate(db, format_)
+        _use_wal(db)
+    finally:
+        db.close()
+    sync_file(unnamed)
+    os.rename(unnamed, path)
+    sync_folder(path.parent)
+
+
+def _use_wal(db: apsw.Connection) -> None:
+    """When the change fails, SQLite stays with what it had and says nothing: with a journal, every sync that failed
+    would be tried again."""
+    if db.pragma("journal_mode", "WAL") != "wal":
+        raise apsw.IOError("SQLite cannot give it a WAL: writing its first page failed")
 
 
 def _refuse_cut(db: apsw.Connection, path: Path, taken: int) -> None:
@@ -246,10 +268,22 @@ class DatabaseFile:
     """Pages that hold nothing, as far as compaction has seen."""
 
     def __init__(
-        self, path: Path, mark_path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None]
+        self,
+        path: Path,
+        mark_path: Path,
+        format_: Format,
+        synchronous: str,
+        judge: Callable[[Tail], None],
+        *,
+        new: bool,
     ) -> None:
+        """`new`: where there is nothing yet, it is made."""
         self._path = path
         self._mark_path = mark_path
+        if stored_version(path) is None:
+            if not new:
+                raise apsw.CorruptError("it is empty")
+            make_file(path, format_)
         self._db = open_file(path, format_, synchronous, judge)
         self._checkpoints = Checkpoints(self._db, self.secure, self.checkpoint_part)
         try:
@@ -334,7 +368,7 @@ def open_writer(path: Path) -> apsw.Connection:
 
 def _set(db: apsw.Connection, synchronous: str) -> None:
     db.set_busy_timeout(BUSY_MILLISECONDS)
-    db.execute("PRAGMA journal_mode = WAL")
+    _use_wal(db)
     # FULL: a commit is on the disk when it returns. NORMAL: it survives us, not a power loss.
     db.execute(f"PRAGMA synchronous = {synchronous}")
     # SQLite's own checkpoints keep a failed sync to themselves; see Checkpoints.

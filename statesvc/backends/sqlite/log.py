@@ -94,7 +94,7 @@ class LogFile(DatabaseFile):
         """The power was lost while it was written without syncing, or it is damaged and taken all the same."""
         mark_path = path.with_name(MARK_NAME)
         self._mark = watermark.read(mark_path, Watermark)
-        super().__init__(path, mark_path, FORMAT, synchronous, self._judge_tail)
+        super().__init__(path, mark_path, FORMAT, synchronous, self._judge_tail, new=new)
 
     def _load(self) -> None:
         self._read_ends()

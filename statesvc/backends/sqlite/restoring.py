@@ -27,7 +27,7 @@ from .files import NO_SPACE, in_words
 from .log import Change, End, LogFile
 from .paths import Paths, sides
 from .state import StateFile
-from .watermark import sync_folder
+from .watermark import sync_file, sync_folder
 from .workers import Worker
 
 log = logs.get(__name__)
@@ -131,24 +131,16 @@ class Incoming:
 def declare_complete(paths: Paths, *files: Path) -> None:
     """Say that the files of these names in `incoming` are to take their places."""
     for file in files:
-        _sync(paths.incoming / file.name)
+        sync_file(paths.incoming / file.name)
     unnamed = paths.incoming / f"{_COMPLETE}.new"
     unnamed.write_text("\n".join(file.name for file in files))
-    _sync(unnamed)
+    sync_file(unnamed)
     sync_folder(paths.incoming)
     sync_folder(paths.folder)
     os.replace(unnamed, paths.incoming / _COMPLETE)
     sync_folder(paths.incoming)
     if failpoints.armed:
         failpoints.reach("restore.complete")
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def finish(paths: Paths) -> None:

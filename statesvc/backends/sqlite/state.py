@@ -88,7 +88,7 @@ class StateFile(DatabaseFile):
         self._mark = watermark.read(mark_path, StateMark)
         if self._mark is not None and self._mark.epoch != epoch:
             self._mark = None
-        super().__init__(path, mark_path, FORMAT, "NORMAL", self._judge_tail)
+        super().__init__(path, mark_path, FORMAT, "NORMAL", self._judge_tail, new=True)
 
     def _judge_tail(self, tail: Tail) -> None:
         known = self._mark

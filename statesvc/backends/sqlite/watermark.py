@@ -90,7 +90,15 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    _sync(path)
+
+
+def _sync(path: Path, more: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | more)
     try:
         os.fsync(fd)
     finally:
