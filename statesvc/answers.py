@@ -6,7 +6,7 @@ Owns the shape of replies and the order of a client's numbered writes. Must not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -89,6 +89,7 @@ class Session:
     """One connection's standing: who is calling, and how far its numbered writes have come."""
 
     __slots__ = (
+        "_awaited",
         "_waits",
         "_watches",
         "ack_last",
@@ -105,6 +106,7 @@ class Session:
         self.caller = caller
         self._waits: Waits | None = None
         self._watches: dict[wire.RequestId, Lasting] | None = None
+        self._awaited: asyncio.Future[None] | None = None
         self.is_leaving = False
         self.is_lost = False
         """Its connection is gone: what was read of it and not begun is not begun any more."""
@@ -140,6 +142,28 @@ class Session:
             self._waits.cancel()
         for watch in list((self._watches or {}).values()):
             watch.end()
+
+    def lose(self) -> None:
+        """Its connection is gone."""
+        self.leave()
+        self.is_lost = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    async def while_there(self, wanted: Coroutine[Any, Any, None]) -> bool:
+        """Wait for something; False when the connection was lost before it came."""
+        self._awaited = waiting = asyncio.ensure_future(wanted)
+        if self.is_lost:
+            waiting.cancel()
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if not self.is_lost:
+                raise
+            return False
+        finally:
+            self._awaited = None
+        return True
 
     @property
     def is_watching(self) -> bool:

@@ -34,6 +34,10 @@ TURN = 128
 TURN_BYTES = 1024 * 1024
 """Frames answered before other connections get their turn, whichever comes first: about a millisecond."""
 
+AHEAD_BYTES = 256 * 1024
+"""What is read behind a request that all others wait for. That the client is gone shows in reading on, as a rule; a
+frame that waits for its turn must not cost a second one."""
+
 DISCARD_SECONDS = 0.005
 """The rest between two reads of what is dropped unread; a read takes what the kernel holds, about 200 KiB."""
 
@@ -157,8 +161,7 @@ class Connection(asyncio.Protocol):
         self._frames.clear()
         self._line.clear()
         self._ending = True
-        self._session.leave()
-        self._session.is_lost = True
+        self._session.lose()
         self._dispatcher.forget(self._session)
         self._lost = True
         if self._gone is not None and not self._gone.done():
@@ -226,7 +229,14 @@ class Connection(asyncio.Protocol):
 
     def _is_at_rest(self) -> bool:
         """Whether everything was answered and sent, and more is welcome: so it is behind most requests."""
-        return self._reading and self._writable and not self._frames and not self._line and not self._ending
+        return (
+            self._reading
+            and self._writable
+            and self._task is None
+            and not self._frames
+            and not self._line
+            and not self._ending
+        )
 
     def _take_frames(self) -> None:
         """Answer frames: as many as one turn allows, and as there is room for."""
@@ -341,7 +351,9 @@ class Connection(asyncio.Protocol):
         return Answer(wire.encode_line(reply), final=True)
 
     def _regulate_reading(self) -> None:
-        wanted = self._discarding or (not self._frames and self._may_go_on() and not self._ending)
+        wanted = self._discarding or (
+            not self._frames and not self._is_far_ahead() and self._may_go_on() and not self._ending
+        )
         if wanted == self._reading or self._transport.is_closing():
             return
         self._reading = wanted
@@ -352,6 +364,9 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+
+    def _is_far_ahead(self) -> bool:
+        return self._task is not None and self._splitter.held > AHEAD_BYTES
 
     # --- replies out -----------------------------------------------------------------------------------------------
 

@@ -113,19 +113,17 @@ class Dispatcher:
     async def _answer_in_turn(self, frame: bytes, session: Session) -> Answer:
         """The answer to a large frame: decoding it takes a while and cannot be divided, so those of all connections go
         one behind the other, with rests in which the small ones are served."""
-        while True:
-            async with self._large:
-                if session.is_lost:
-                    return Answer(b"")
+        while await session.while_there(self._large.take()):
+            try:
                 if (full := self.congestion) is None:
                     answer = self.answer(frame, session, in_turn=True)
                     break
+            finally:
+                self._large.give_back()
             await full.wait()
-        if isinstance(answer, Meanwhile):
-            return await answer.answer
-        if isinstance(answer, Coming):
-            return await answer.wait()
-        return answer if isinstance(answer, Answer) else await answer  # type: ignore[misc]  # never None: not busy
+        else:
+            return Answer(b"")
+        return await _come(answer)  # type: ignore[arg-type]  # never None: not busy
 
     def _handle(self, request: Request, session: Session) -> Answer | Coming | Awaitable[Answer]:
         try:
@@ -151,10 +149,7 @@ class Dispatcher:
             await opening
         except StateError as problem:
             return self.failure(request, session, problem)
-        answer = self._handle(request, session)
-        if isinstance(answer, Coming):
-            return await answer.wait()
-        return answer if isinstance(answer, Answer) else await answer
+        return await _come(self._handle(request, session))
 
     def failure(self, request: Request | None, session: Session, problem: Exception) -> Answer:
         """The reply to a request that failed; a bug of ours is logged, not leaked."""
@@ -234,3 +229,12 @@ class Dispatcher:
 def _bug(request: Request | None, problem: Exception) -> StateError:
     log.error("handler_failed", op=None if request is None else request.op, exc_info=problem)
     return Internal(f"the daemon failed on this request ({type(problem).__name__}); see its log", outcome="unknown")
+
+
+async def _come(answer: Answer | Coming | Meanwhile | Awaitable[Answer]) -> Answer:
+    """The answer itself, as soon as it is there."""
+    if isinstance(answer, Answer):
+        return answer
+    if isinstance(answer, Meanwhile):
+        return await answer.answer
+    return await (answer.wait() if isinstance(answer, Coming) else answer)

@@ -38,7 +38,7 @@ class Acceptor:
             self._rest.cancel()
         self._is_closed = True
         self._loop.remove_reader(self._listening)
-        await asyncio.gather(*self._coming)
+        await asyncio.gather(*self._coming, return_exceptions=True)
         self._listening.close()
 
     def _open(self) -> None:

@@ -7,6 +7,8 @@ which it returns one, up to 32 MiB, and large blocks then lie among the small on
 gives each thread an arena of its own, so that whatever one of them once needed stays set aside for it. After a few
 giant frames, or a snapshot in each of its threads, a daemon would keep tens of megabytes for good. And what lies free
 between things that stay is nobody's, but counts as ours until it is handed back page by page.
+
+It costs those who use large blocks: a write to a record of 900 KB takes about a third more of the processor.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class Share:
         self._line = asyncio.Lock()
         self._began = self._ended = self._owed = 0.0
 
-    async def __aenter__(self) -> None:
+    async def take(self) -> None:
+        """Wait for one's turn, and keep it until it is given back."""
         await self._line.acquire()
         try:
             await self._rest()
@@ -114,7 +115,7 @@ class Share:
             await asyncio.sleep(self._owed)
             self._owed = 0.0
 
-    async def __aexit__(self, *_: object) -> None:
+    def give_back(self) -> None:
         self._ended = time.monotonic()
         self._owed += self._ended - self._began
         self._line.release()

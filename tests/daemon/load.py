@@ -109,6 +109,7 @@ class Writer:
     stopping: threading.Event = field(default_factory=threading.Event)
     resent: int = 0
     duplicates: int = 0
+    epoch: str = ""
     _seq: int = 0
     _acked_seq: int = 0
     _turn: int = 0
@@ -124,16 +125,29 @@ class Writer:
         self.goal = self.acknowledged + goal
         self.reached.clear()
         try:
-            with Client(self.path) as client:
-                client.hello(self.client, ack=self.ack)
-                self._send_again(client)
-                while not (self.stopping.is_set() and not self.unanswered):
-                    self._top_up(client)
-                    self._take(client.replies())
+            self._write()
+        except TimeoutError:
+            self.problems.append(f"{self.client}: {len(self.unanswered)} writes were not answered in time")
         except OSError:
-            pass
+            pass  # cut off
+        except Exception as bug:  # noqa: BLE001 - it is a thread: nobody else would hear of it
+            self.problems.append(f"{self.client}: {bug!r}")
         finally:
             self.reached.set()
+
+    def _write(self) -> None:
+        with Client(self.path) as client:
+            self._meet(client.hello(self.client, ack=self.ack))
+            self._send_again(client)
+            while not (self.stopping.is_set() and not self.unanswered):
+                self._top_up(client)
+                self._take(client.replies())
+
+    def _meet(self, hello: Reply) -> None:
+        """While the machine runs on, nothing acknowledged may be missing, and the epoch says so."""
+        if self.epoch and hello["epoch"] != self.epoch:
+            self.problems.append(f"{self.client}: epoch {self.epoch} became {hello['epoch']}")
+        self.epoch = hello["epoch"]
 
     def finish(self) -> None:
         """Have every write answered that was ever sent."""

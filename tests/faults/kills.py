@@ -5,9 +5,10 @@
 Owns the rounds and what is counted in them. Must not know what the daemon does inside: where a kill hit it is read from
 the trace of its failpoints.
 
-Two loads take turns. One is the race of tests/fleet, whose history is checked record by record; clients in it that
-number nothing leave writes of unknown fate. The other pipelines numbered writes, remembers what was acknowledged, and
-knows exactly what each record may look like, and which writes were sent twice.
+Two loads take turns, each for as many rounds as were asked for. One is the race of tests/fleet, whose history is checked
+record by record; clients in it that number nothing leave writes of unknown fate. The other pipelines numbered writes,
+remembers what was acknowledged, and knows exactly what each record may look like, and which writes were sent twice. Of
+each, every third store is at level `os`, which a kill must not hurt either.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import shutil
 import sys
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from statesvc import failpoints
 from statesvc.backends.sqlite import SqliteEngine
@@ -41,6 +43,9 @@ RACE = Plan(until_told=True, mixed=12, lockers=3, workers=3, jobs=15, hot=4, col
 MOST_ANSWERS = 200
 """Before a kill in the race; as many acknowledgements of one writer in the pipelined load are three times that."""
 
+LEVELS = ("disk", "disk", "os")
+"""Of one store after the other."""
+
 STRETCHES = ("commit", "apply", "checkpoint")
 """What a kill may fall into, by the names of the points before and after it."""
 
@@ -49,48 +54,80 @@ STRETCHES = ("commit", "apply", "checkpoint")
 class Tally:
     """What came of it."""
 
-    rounds: int = 0
+    rounds: Counter[str] = field(default_factory=Counter)
+    """By the load they were of, and by the level."""
     answers: int = 0
+    checked_operations: int = 0
+    """Those in histories that went through the checker."""
     acknowledged: int = 0
     resent: int = 0
     duplicates: int = 0
-    checked: int = 0
-    """How often the files were looked through."""
+    checked_files: int = 0
+    """How often they were looked through."""
     inside: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def took_kill(self, trace: Path) -> None:
-        self.rounds += 1
+    @property
+    def kills(self) -> int:
+        return self.rounds["race"] + self.rounds["pipelined"]
+
+    def took_kill(self, trace: Path, *sorts: str) -> None:
+        self.rounds.update(sorts)
         counts = failpoints.reached(trace)
         self.inside.update(stretch for stretch in STRETCHES if counts[f"{stretch}.before"] > counts[f"{stretch}.after"])
 
     def figures(self) -> dict[str, int]:
         return {
-            "rounds of SIGKILL": self.rounds,
+            "rounds of SIGKILL": self.kills,
+            "of them in the race, whose histories are checked": self.rounds["race"],
+            "of them at level os": self.rounds["os"],
+            "operations in checked histories": self.checked_operations,
             "requests answered": self.answers,
             "writes acknowledged to pipelining clients": self.acknowledged,
             "writes sent again": self.resent,
             "of them told to be duplicates": self.duplicates,
             **{f"kills inside a{'n' if name == 'apply' else ''} {name}": self.inside[name] for name in STRETCHES},
-            "times all files were checked": self.checked,
+            "times all files were checked": self.checked_files,
         }
+
+    def broken(self) -> list[str]:
+        """Promises broken, and what was not shown at all."""
+        idle = [name for name in ("race", "pipelined") if not self.rounds[name]]
+        missed = [] if self.inside["commit"] else ["no kill fell into a commit"]
+        return [*self.problems, *(f"the load {name} had no round" for name in idle), *missed]
+
+
+class Session(NamedTuple):
+    """The kills of one store."""
+
+    rounds: int
+    seed: int
+    level: str = "disk"
+    checked_rounds: int = CHECKED_ROUNDS
+
+
+def trace_of(folder: Path) -> Path:
+    """The file that a daemon's failpoints count in."""
+    return folder / "trace"
 
 
 @contextmanager
-def _a_daemon() -> Iterator[tuple[Daemon, Path]]:
-    """One that is not started yet, and the file its failpoints count in."""
+def _a_daemon(level: str) -> Iterator[Daemon]:
+    """One that is not started yet, and counts what it comes by."""
     with program.scratch() as folder:
-        trace = folder / "trace"
-        with Daemon(folder, settings={"failpoints": f"trace={trace}"}) as daemon:
-            yield daemon, trace
+        settings = {"failpoints": f"trace={trace_of(folder)}"}
+        with Daemon(folder, "--durability", level, settings=settings) as daemon:
+            yield daemon
 
 
 class Rounds:
     """Kills of one daemon, and its files looked at now and then."""
 
-    def __init__(self, daemon: Daemon, trace: Path, tally: Tally, checked_rounds: int) -> None:
-        self._daemon, self._trace, self._tally = daemon, trace, tally
-        self._checked_rounds = checked_rounds
+    def __init__(self, daemon: Daemon, load: str, tally: Tally, plan: Session) -> None:
+        self._daemon, self._tally = daemon, tally
+        self._sorts = (load, plan.level)
+        self._checked_rounds = plan.checked_rounds
+        self._trace = trace_of(daemon.folder)
 
     def start(self) -> None:
         self._trace.unlink(missing_ok=True)
@@ -98,11 +135,11 @@ class Rounds:
 
     def kill(self) -> None:
         self._daemon.kill()
-        self._tally.took_kill(self._trace)
-        if self._tally.rounds % self._checked_rounds == 0:
+        self._tally.took_kill(self._trace, *self._sorts)
+        if self._tally.kills % self._checked_rounds == 0:
             found = inconsistencies(self._daemon.data, self._daemon.folder / "copy")
-            self._tally.checked += 1
-            self._tally.problems += [f"round {self._tally.rounds}: {each}" for each in found]
+            self._tally.checked_files += 1
+            self._tally.problems += [f"round {self._tally.kills}: {each}" for each in found]
 
     def end(self) -> None:
         if code := self._daemon.stop():
@@ -112,29 +149,30 @@ class Rounds:
 # --- the race, with the checker --------------------------------------------------------------------------------------
 
 
-def race(rounds: int, seed: int, tally: Tally, checked_rounds: int = CHECKED_ROUNDS) -> None:
-    """So many kills while many clients race for the same records, leases and jobs."""
-    with _a_daemon() as (daemon, trace):
-        kills = Rounds(daemon, trace, tally, checked_rounds)
-        asyncio.run(_race(kills, daemon.socket, rounds, seed, tally))
+def race(session: Session, tally: Tally) -> None:
+    """Kills while many clients race for the same records, leases and jobs."""
+    with _a_daemon(session.level) as daemon:
+        kills = Rounds(daemon, "race", tally, session)
+        asyncio.run(_race(kills, daemon.socket, session, tally))
         kills.end()
 
 
-async def _race(kills: Rounds, path: Path, rounds: int, seed: int, tally: Tally) -> None:
-    chance = random.Random(seed)
-    load = Race([path], Plan(**{**vars(RACE), "seed": seed}))
+async def _race(kills: Rounds, path: Path, session: Session, tally: Tally) -> None:
+    chance = random.Random(session.seed)
+    load = Race([path], Plan(**{**vars(RACE), "seed": session.seed}))
 
     async def meanwhile() -> None:
-        for _ in range(rounds):
+        for _ in range(session.rounds):
             await load.more(chance.randrange(1, MOST_ANSWERS))
             await asyncio.to_thread(kills.kill)
             await asyncio.to_thread(kills.start)
-        await load.more(1)
+        await load.more(MOST_ANSWERS)
         load.end()
 
     await asyncio.to_thread(kills.start)
     await load.run(meanwhile)
     tally.answers += sum(load.heard.values())
+    tally.checked_operations += len(load.story.ops)
     tally.resent += load.story.tries - sum(map(len, load.story.seconds.values()))
     tally.problems += faults(load)
 
@@ -142,13 +180,13 @@ async def _race(kills: Rounds, path: Path, rounds: int, seed: int, tally: Tally)
 # --- pipelined writes, with a model ----------------------------------------------------------------------------------
 
 
-def pipelined(rounds: int, seed: int, tally: Tally, checked_rounds: int = CHECKED_ROUNDS) -> None:
-    """So many kills while clients have dozens of numbered writes under way, and send again what was not answered."""
-    chance = random.Random(seed)
-    with _a_daemon() as (daemon, trace):
+def pipelined(session: Session, tally: Tally) -> None:
+    """Kills while clients have dozens of numbered writes under way, and send again what was not answered."""
+    chance = random.Random(session.seed)
+    with _a_daemon(session.level) as daemon:
         writers = [Writer(daemon.socket, f"w{n}", ack="last" if n % 2 else "each") for n in range(4)]
-        kills = Rounds(daemon, trace, tally, checked_rounds)
-        for _ in range(rounds):
+        kills = Rounds(daemon, "pipelined", tally, session)
+        for _ in range(session.rounds):
             kills.start()
             tally.problems += _missing(daemon, writers)
             # When one of them has come to its goal, the daemon is in the middle of it.
@@ -214,21 +252,23 @@ async def _revisions_out_of_order(engine: SqliteEngine) -> list[str]:
 
 def options() -> ArgumentParser:
     parser = program.options("kills", __doc__, seed=1)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100, help="of each of the two loads")
     return parser
 
 
 def main() -> int:
     asked, tally = options().parse_args(), Tally()
-    for session, load in _sessions(asked.rounds):
-        load(min(SESSION_ROUNDS, asked.rounds - tally.rounds), asked.seed + session, tally)
-        program.say(f"{tally.rounds} of {asked.rounds} rounds, {len(tally.problems)} broken")
-    return program.ended(asked, tally.figures(), tally.problems)
+    for session in sessions(asked.rounds, asked.seed):
+        race(session, tally)
+        pipelined(session, tally)
+        program.say(f"{tally.kills} of {2 * asked.rounds} rounds, {len(tally.problems)} broken")
+    return program.ended(asked, tally.figures(), tally.broken())
 
 
-def _sessions(rounds: int) -> Iterator[tuple[int, Callable[[int, int, Tally], None]]]:
-    for session in range(-(-rounds // SESSION_ROUNDS)):
-        yield session, (race, pipelined)[session % 2]
+def sessions(rounds: int, seed: int) -> Iterator[Session]:
+    """So many rounds, in parts, for each load."""
+    for number, begin in enumerate(range(0, rounds, SESSION_ROUNDS)):
+        yield Session(min(SESSION_ROUNDS, rounds - begin), seed + number, LEVELS[number % len(LEVELS)])
 
 
 if __name__ == "__main__":

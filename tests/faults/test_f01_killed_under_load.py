@@ -17,15 +17,30 @@ CHECKED_ROUNDS = 2
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [kills.race, kills.pipelined])
-def test_nothing_acknowledged_is_lost_and_nothing_is_applied_twice_over_many_kills(load, capsys):
+@pytest.mark.parametrize("level", ["disk", "os"])
+def test_nothing_acknowledged_is_lost_and_nothing_is_applied_twice_over_many_kills(load, level, capsys):
     tally = kills.Tally()
-    load(ROUNDS, 6, tally, CHECKED_ROUNDS)
+    load(kills.Session(ROUNDS, 6, level, CHECKED_ROUNDS), tally)
     with capsys.disabled():
         print(f"\n{tally.figures()}")
     assert tally.problems == []
-    assert tally.rounds == ROUNDS
+    assert tally.kills == tally.rounds[level] == ROUNDS
     assert tally.answers > 0
-    assert tally.checked == ROUNDS // CHECKED_ROUNDS
+    assert tally.checked_files == ROUNDS // CHECKED_ROUNDS
+
+
+def test_a_campaign_that_showed_nothing_says_so():
+    assert kills.Tally().broken() == [
+        "the load race had no round",
+        "the load pipelined had no round",
+        "no kill fell into a commit",
+    ]
+
+
+def test_every_load_gets_all_the_rounds_and_both_levels():
+    planned = list(kills.sessions(3 * kills.SESSION_ROUNDS + 1, 1))
+    assert sum(session.rounds for session in planned) == 3 * kills.SESSION_ROUNDS + 1
+    assert {session.level for session in planned} == {"disk", "os"}
 
 
 def test_the_wal_of_a_killed_daemon_is_enough_to_bring_everything_back(folder):

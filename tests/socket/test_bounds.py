@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from statesvc.config import Limits
+from statesvc.connection import AHEAD_BYTES, Connection
 from statesvc.dispatch import LARGE_BYTES
 from statesvc.store.batches import FULL_BYTES
 from tests.engines.addresses import EMBEDDED, EVERY, address_of
@@ -181,12 +182,49 @@ async def test_a_large_frame_of_a_connection_that_is_gone_is_not_begun(start, tm
     daemon = await start(EVERY["memory"].make(tmp_path)())
     gone, other = await daemon.talker(), await daemon.talker()
     large = {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}
-    async with asyncio.timeout(30), daemon.server._dispatcher._large:
+    line = daemon.server._dispatcher._large
+    await line.take()
+    async with asyncio.timeout(30):
         gone.send({"op": "create", "job": large})
-        while not (waiting := [each for each in daemon.server._connections if each._task is not None]):
+        waiting = await waiting_connection(daemon)
+        waiting._transport.abort()
+        while waiting in daemon.server._connections:
             await asyncio.sleep(0.001)
-        waiting[0]._transport.abort()
-        while waiting[0] in daemon.server._connections:
-            await asyncio.sleep(0.001)
+    line.give_back()
     await other.ok("create", job={**large, "uuid": "b"})  # those behind it have their turn
     assert (await other.ask("get", jobId="a"))["code"] == "not_found"
+
+
+async def test_a_client_that_comes_back_does_not_wait_for_the_large_frame_of_its_old_connection(start, tmp_path):
+    daemon = await start(EVERY["memory"].make(tmp_path)())
+    old, new = await daemon.talker(), await daemon.talker()
+    await old.ok("hello", client="c")
+    await daemon.server._dispatcher._large.take()  # somebody else's turn, which does not end
+    old.send({"op": "create", "job": {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}, "seq": 1, "floor": 1})
+    await asyncio.wait_for(waiting_connection(daemon), 30)
+    await asyncio.wait_for(new.ok("hello", client="c"), 30)
+    daemon.server._dispatcher._large.give_back()
+
+
+async def test_behind_a_large_frame_that_waits_for_its_turn_little_is_read(start, tmp_path):
+    daemon = await start(EVERY["memory"].make(tmp_path)())
+    talker = await daemon.talker()
+    line = daemon.server._dispatcher._large
+    await line.take()
+    frames = [{"op": "create", "job": {"uuid": name, "x": "x" * (16 * LARGE_BYTES)}} for name in "ab"]
+    talker.send(*frames)
+    async with asyncio.timeout(30):
+        waiting = await waiting_connection(daemon)
+        while waiting._reading:
+            await asyncio.sleep(0.001)
+    assert not waiting._frames
+    assert waiting._splitter.held < 2 * AHEAD_BYTES
+    line.give_back()
+    assert [(await talker.receive())["success"] for _ in frames] == [True, True]
+
+
+async def waiting_connection(daemon: Daemon) -> Connection:
+    """One whose request keeps those behind it waiting, once there is one."""
+    while not (waiting := [each for each in daemon.server._connections if each._task is not None]):
+        await asyncio.sleep(0.001)
+    return waiting[0]

@@ -9,9 +9,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from statesvc.backends.port import DataCorrupt
+from statesvc.backends.port import DataCorrupt, Keys, Row
 from statesvc.backends.sqlite.files import close_untouched
-from statesvc.backends.sqlite.log import LogFile
+from statesvc.backends.sqlite.log import Change, LogFile
 from statesvc.backends.sqlite.paths import Paths
 from statesvc.backends.sqlite.restoring import declare_complete, finish
 from statesvc.backends.sqlite.wal import Tail, frames, unread_tail
@@ -131,6 +131,37 @@ def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
     (tmp_path / "db-wal").write_bytes(torn)
     (tmp_path / "db-shm").unlink()
     assert tail_of(tmp_path / "db").commits == 1
+
+
+def test_what_one_power_loss_left_in_a_wal_is_no_damage_to_the_next(tmp_path):
+    """Both tear a commit that nobody was told of; the first one at the front of a WAL that had just begun anew."""
+
+    def opened() -> LogFile:
+        return LogFile(tmp_path / "log.db", "FULL", new=not (tmp_path / "log.db").exists())
+
+    def lose_power(log: LogFile, torn_frame: int) -> None:
+        log.abandon()
+        (tmp_path / "log.db-shm").unlink()
+        with (tmp_path / "log.db-wal").open("r+b") as wal:
+            wal.seek(32 + torn_frame * FRAME)
+            wal.write(bytes(FRAME))
+
+    log = opened()
+    log.append([change("told", 100)])
+    log.settle()
+    log.append([change("torn", 40_000)])
+    lose_power(log, 0)
+    log = opened()
+    assert log.end.position == 1
+    log.append([change("told too", 100)])
+    told = frames(log._db)
+    log.append([change("torn too", 9_000)])
+    lose_power(log, told)
+    assert opened().end.position == 2
+
+
+def change(name: str, size: int) -> Change:
+    return Change(None, Row("kv", name, "uid", 1, Keys(created=1, updated=1), bytes(size)))
 
 
 @pytest.mark.parametrize("content", [b"", b"log.db", b"log.db\n", b"log.dc\nstate.db", b"log.db\nstate.d", b"\xff"])

@@ -6,7 +6,11 @@ import asyncio
 import time
 from itertools import pairwise
 
+from statesvc.backends.memory import MemoryEngine
+from statesvc.store.store import Store
 from statesvc.store.turns import SECONDS, Share, Turns
+from statesvc.store.writes import Caller
+from statesvc_client.wire import Create
 
 
 def work(seconds: float) -> None:
@@ -83,28 +87,52 @@ async def test_undivided_work_goes_one_behind_the_other_with_rests():
     share, spans = Share(), list[tuple[float, float]]()
 
     async def piece() -> None:
-        async with share:
-            began = time.monotonic()
-            work(0.003)
-            spans.append((began, time.monotonic()))
+        await share.take()
+        began = time.monotonic()
+        work(0.003)
+        spans.append((began, time.monotonic()))
+        share.give_back()
 
     await asyncio.gather(*(piece() for _ in range(4)))
     for (began, ended), (next_began, _) in pairwise(spans):
         assert next_began - ended >= 0.9 * (ended - began)
 
 
-async def test_a_piece_that_failed_or_gave_up_leaves_its_place_to_the_next():
+async def test_one_that_gave_up_in_line_or_in_its_rest_leaves_its_place_to_the_next():
     share = Share()
-
-    async def fails() -> None:
-        async with share:
-            work(0.002)
-            raise ValueError
-
-    waiting = asyncio.create_task(fails())
-    given_up = asyncio.create_task(fails())
+    await share.take()
+    in_line = [asyncio.create_task(share.take()) for _ in range(2)]
     await asyncio.sleep(0)
-    given_up.cancel()
-    await asyncio.gather(waiting, given_up, return_exceptions=True)
-    async with asyncio.timeout(30), share:
-        pass
+    in_line[0].cancel()
+    work(0.003)
+    share.give_back()
+    await asyncio.sleep(0)  # the second has the place now, and rests
+    in_line[1].cancel()
+    assert [type(each) for each in await asyncio.gather(*in_line, return_exceptions=True)] == [
+        asyncio.CancelledError
+    ] * 2
+    await asyncio.wait_for(share.take(), 30)
+
+
+async def test_an_engine_that_never_waits_lets_others_in_between_two_commits():
+    """Whoever hears of a commit may fill the next one at once, and so on for as long as there is something to write."""
+    store = Store(MemoryEngine())
+    await store.engine.open()
+    store.start()
+    order: list[str] = []
+
+    def write(number: int) -> None:
+        order.append("w")
+        decided = store.write_now(Create(job={"uuid": f"{number}"}), Caller())
+        if number < 20 and decided.after is not None:
+            decided.after.listeners.append(lambda: write(number + 1))
+
+    async def others() -> None:
+        while order.count("w") < 20:
+            order.append(".")
+            await asyncio.sleep(0)
+
+    write(1)
+    await others()
+    assert "www" not in "".join(order)
+    await store.stop()

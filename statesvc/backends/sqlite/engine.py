@@ -82,6 +82,8 @@ class SqliteEngine(Engine):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._last_commit = 0.0
         self._marked = -1
+        self._unsettled = ""
+        """Why the watermark could not be written, as was told."""
         self._broken: EngineBroken | None = None
         self._opening: asyncio.Future[Files] | None = None
         self._stopped = threading.Event()
@@ -208,6 +210,8 @@ class SqliteEngine(Engine):
     def _read_row(self, key: Key) -> Row | None:
         try:
             return self._reader.row(key)
+        except apsw.ConnectionClosedError:
+            raise Unavailable("the store is not open") from None
         except apsw.Error as problem:
             raise unreadable(self._paths.state, problem) from None
 
@@ -366,11 +370,14 @@ class SqliteEngine(Engine):
             position = self._files.log.end.position
             self._files.log.settle()
             self._marked = position
+            self._unsettled = ""
         except apsw.IOError as problem:
             # What was to be moved out of the WAL may be lost from the file: no second try on it.
             self._loop.call_soon_threadsafe(self._break, f"log.db failed: {problem}")
         except (apsw.Error, OSError) as problem:
-            log.warning("watermark_not_written", why=str(problem))
+            if self._unsettled != str(problem):  # it is tried every idle second
+                self._unsettled = str(problem)
+                log.warning("watermark_not_written", why=self._unsettled)
             self._loop.call_soon_threadsafe(self._watch_for_idleness)
 
     # --- the whole -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -233,6 +233,8 @@ class Checkpoints:
         give the interpreter away before a commit is told."""
         self._tried = 0
         """Pages there were when it was tried last."""
+        self._is_put_off = False
+        """The last one failed, which was told."""
         self.long_readers: WeakSet[Any] = WeakSet()
 
     def after_commit(self, written: int | None = None) -> None:
@@ -252,11 +254,18 @@ class Checkpoints:
         self.run(apsw.SQLITE_CHECKPOINT_RESTART if overdue else apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def run(self, mode: int) -> None:
+        """Everything is safe in the WAL: what cannot be done now, a later commit tries again."""
         try:
             self._prepare()
             checkpoint(self._db, mode)
-        except (apsw.FullError, apsw.BusyError, OSError):
-            pass  # everything is safe in the WAL; a later commit tries again
+        except apsw.BusyError:
+            pass
+        except (apsw.FullError, OSError) as problem:
+            if not self._is_put_off:
+                log.warning("checkpoint_put_off", file=Path(self._db.filename).name, why=str(problem))
+            self._is_put_off = True
+        else:
+            self._is_put_off = False
 
 
 class DatabaseFile:
@@ -284,10 +293,13 @@ class DatabaseFile:
             if not new:
                 raise apsw.CorruptError("it is empty")
             make_file(path, format_)
-        self._db = open_file(path, format_, synchronous, judge)
+        self._has_torn_tail = False
+        self._db = open_file(path, format_, synchronous, partial(self._look_at, judge))
         self._checkpoints = Checkpoints(self._db, self.secure, self.checkpoint_part)
         try:
             self._load()
+            if self._has_torn_tail:
+                self._clear_wal()
             self._look_for_free_pages()
         except BaseException:
             self.abandon()
@@ -295,6 +307,16 @@ class DatabaseFile:
 
     def _load(self) -> None:
         raise NotImplementedError
+
+    def _look_at(self, judge: Callable[[Tail], None], tail: Tail) -> None:
+        judge(tail)
+        self._has_torn_tail = tail.bytes > 0
+
+    def _clear_wal(self) -> None:
+        """Begin a new WAL. In one of which SQLite took nothing it would go on as if it were empty: what a power loss
+        left there could not be told from what is written now, should the power be lost again."""
+        self.secure()
+        checkpoint(self._db, apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def secure(self) -> None:
         """Put the WAL onto the disk, and note outside of SQLite what is safe with it. Comes before any page moves from
@@ -339,8 +361,7 @@ class DatabaseFile:
 
     def close(self) -> None:
         try:
-            self.secure()
-            checkpoint(self._db, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._clear_wal()
         except BaseException:
             self.abandon()
             raise

@@ -137,7 +137,11 @@ def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
 
 
 def _begin_new_epoch(log_file: LogFile, paths: Paths, epoch: str, after: End | None) -> None:
-    log.warning("epoch_begun", why="the power was lost: acknowledged writes may be missing", epoch=epoch)
+    log.warning(
+        "epoch_begun",
+        why="acknowledged writes may be missing: the power was lost, or a damaged part was left out",
+        epoch=epoch,
+    )
     paths.watermark.unlink(missing_ok=True)
     sync_folder(paths.folder)
     log_file.begin_new_epoch(epoch, after)

@@ -311,7 +311,7 @@ RULES = (
         "        return _update_absent(request, fields, subject, caller, moment)\n"
         "    if request.if_revision is not None and request.if_revision != row.revision:",
         "        return _update_absent(request, fields, subject, caller, moment)\n    if False:",
-        ("test_nothing_acknowledged_is_lost_and_nothing_is_applied_twice_over_many_kills[race]",),
+        ("test_nothing_acknowledged_is_lost_and_nothing_is_applied_twice_over_many_kills[disk-race]",),
     ),
     Mutant(
         "token_not_compared",
