@@ -262,6 +262,14 @@ DISK = (
         ("test_damage_in_the_middle_of_the_wal_is_refused_and_what_lies_behind_it_is_left_there",),
     ),
     Mutant(
+        "leftovers_stay_in_the_wal",
+        "what one power loss left in a WAL is taken for damage after the next: an intact store is refused",
+        "statesvc/backends/sqlite/files.py",
+        "            if self._has_torn_tail:",
+        "            if False:",
+        ("test_what_one_power_loss_left_in_a_wal_is_no_damage_to_the_next",),
+    ),
+    Mutant(
         "torn_tail_not_told",
         "a torn tail is cut off without a word of its length",
         "statesvc/backends/sqlite/log.py",
@@ -405,6 +413,14 @@ BOUNDS = (
         "        if self._held > self.limit:",
         "        if False:",
         ("test_a_hundred_megabytes_without_a_newline_are_too_large_and_cost_a_frame_at_most[memory]",),
+    ),
+    Mutant(
+        "commits_without_a_pause",
+        "one client that pipelines keeps a daemon on memory to itself",
+        "statesvc/store/batches.py",
+        "            await asyncio.sleep(0)\n\n    async def _committed",
+        "\n    async def _committed",
+        ("test_an_engine_that_never_waits_lets_others_in_between_two_commits",),
     ),
     Mutant(
         "slow_reader_without_bound",
