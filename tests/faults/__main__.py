@@ -3,7 +3,8 @@
 Owns which parts there are and how large each is. Must not know what a part does: each is a program of its own, which
 shows its progress, and tells what came out as program.py has it.
 
-In minutes by default. `--full` takes the sizes the project is held to, some hours on two cores.
+In minutes by default. `--full` takes the sizes the project is held to, some hours on two cores. What cannot be run on
+this machine is named; with `--full` it counts as broken, for nothing was shown of it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
 
 from tests.engines.addresses import LONG
 from tests.faults import program
@@ -45,6 +49,7 @@ PARTS = (
     Part("crowds", "--seconds 0.5 --rounds 2", "--seconds 2 --rounds 5"),
     Part("away", "--seconds 2", "--seconds 10"),
     Part("raced_starts", "--starts 50", "--starts 1000"),
+    Part("recoveries", "--stores redis dynamodb --seconds 3 --rounds 1", "--seconds 15 --rounds 5"),
     Part("failovers", "--failovers 2", "--failovers 20"),
     Part("throttled", "--writes 2000", "--writes 100000"),
     Part("mutants", None, ""),
@@ -59,28 +64,49 @@ class Result(NamedTuple):
     seconds: float
     figures: dict[str, Any]
     broken: list[str]
+    not_run: Sequence[str] = ()
+    """What this machine lacks something for."""
 
     @property
     def fate(self) -> str:
-        return {0: "holds", program.CANNOT: "not run"}.get(self.code, "BROKEN")
+        held = "in part" if self.not_run else "holds"
+        return {0: held, program.CANNOT: "not run"}.get(self.code, "BROKEN")
 
     def lines(self) -> Iterator[str]:
         yield f"{self.name:14} {self.fate:8} {self.seconds:8.0f} s"
-        yield from (f"    {line}" for line in (*program.table(self.figures), *self.broken))
+        not_run = [f"not run: {what}" for what in self.not_run]
+        yield from (f"    {line}" for line in (*program.table(self.figures), *self.broken, *not_run))
 
 
 def scenarios(*, full: bool) -> Result:
     """F1 to F18 as tests."""
     program.say(f"--- {SCENARIOS}")
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "4", "tests/faults"],
-        env={**os.environ, **({LONG: "1"} if full else {})},
-        stdout=sys.stderr,
-        check=False,
-    )
-    code = int(done.returncode != 0)
-    return Result(SCENARIOS, code, time.monotonic() - began, {}, ["a test failed"] * code)
+    with program.scratch() as folder:
+        report = folder / "report.xml"
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-n", "4", f"--junitxml={report}", "tests/faults"],
+            env={**os.environ, **({LONG: "1"} if full else {})},
+            stdout=sys.stderr,
+            check=False,
+        )
+        return of_tests(report, done.returncode, time.monotonic() - began)
+
+
+def of_tests(report: Path, code: int, seconds: float) -> Result:
+    """Of tests that ended with this, and left this report behind. A test that was left out has shown nothing."""
+    cases = list(ET.parse(report).getroot().iter("testcase")) if report.exists() else []
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [left_out for case in cases if case not in failed and (left_out := case.find("skipped")) is not None]
+    passed = len(cases) - len(failed) - len(skipped)
+    figures = {"passed": passed, "failed": len(failed), "skipped": len(skipped)}
+    broken = [f"{case.get('classname')}::{case.get('name')} failed" for case in failed]
+    if code and not failed:
+        broken.append(f"the tests ended with {code}")
+    broken += program.too_little(figures, {"passed": 1})
+    reasons = Counter(left_out.get("message", "") for left_out in skipped)
+    not_run = [f"{times} tests: {reason}" for reason, times in reasons.most_common()]
+    return Result(SCENARIOS, int(bool(broken)), seconds, figures, broken, not_run)
 
 
 def run(part: Part, *, full: bool) -> Result:
@@ -94,7 +120,7 @@ def run(part: Part, *, full: bool) -> Result:
 def result(name: str, code: int, seconds: float, said: str) -> Result:
     """Of a program that ended with this. One that did not come to its end has broken something, too."""
     if code == program.CANNOT:
-        return Result(name, code, seconds, {}, [])
+        return Result(name, code, seconds, {}, [], ["it lacks something here"])
     try:
         told = json.loads(said)
     except ValueError:
@@ -122,7 +148,10 @@ def main() -> int:
 def ended_with(asked: Namespace, results: list[Result]) -> int:
     figures = {each.name: {"fate": each.fate, "seconds": round(each.seconds), **each.figures} for each in results}
     broken = [f"{each.name}: {problem}" for each in results for problem in each.broken]
-    return program.ended(asked, figures, broken, (line for each in results for line in each.lines()))
+    not_run = [f"{each.name}: {what}" for each in results for what in each.not_run]
+    if asked.full:
+        broken += [f"{what}, and nothing was shown of it" for what in not_run]
+    return program.ended(asked, figures, broken, (line for each in results for line in each.lines()), not_run=not_run)
 
 
 if __name__ == "__main__":

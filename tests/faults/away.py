@@ -3,16 +3,22 @@
 Owns the play (an agent writes on while its daemon is stopped or restarted) and what is measured of it. Must not know
 how the adapter does it.
 
-    promise   a fire-and-forget write stays under a millisecond, all but one in a hundred; everything arrives
-              afterwards, once, in order
+    promise   a fire-and-forget write stays under a millisecond: by the processor time it takes all but one in a
+              thousand, and by the clock, which on a busy machine goes on while others work, all but one in a hundred;
+              the queue keeps to its bounds; everything arrives afterwards, once, in order
 
-That the queue keeps to its bound is shown where it is reached: test_f06_daemon_away.py.
+The one in a thousand is room for what was seen once on a busy machine and not again, 1.9 ms in some ten thousand calls:
+whether the call took it, or an interrupt that was counted as its time, is not known. The most is told in any case.
+
+That the queue keeps to its bounds where they are reached is shown in test_f06_daemon_away.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import math
 import signal
 import statistics
 import sys
@@ -24,6 +30,7 @@ from typing import Any, NamedTuple
 
 from statesvc_client import StateStore as AsyncStore
 from statesvc_client.blocking import StateStore
+from statesvc_client.desk import Counters
 from tests.daemon.harness import SECONDS, Client, Daemon, serving
 from tests.faults import program
 
@@ -32,10 +39,23 @@ EVERY_SECONDS = 0.001
 """Between two writes of the agent."""
 
 MOST_SECONDS = 0.001
-"""What a call may take, all but one in a hundred."""
+"""What a call may take, by the clock and of the processor."""
+
+DEAREST, SLOWEST = 0.001, 0.01
+"""The part of the calls that may take more, of the processor and by the clock. One may, however few they are."""
+
+MAX_RECORDS, MAX_BYTES = 100_000, 64 * 1024 * 1024
+"""The bounds of the queue, as they are by default."""
 
 FACES = ("asyncio", "blocking")
 WAYS = ("stopped", "killed")
+
+
+class Call(NamedTuple):
+    """Seconds that a write took."""
+
+    clock: float
+    processor: float
 
 
 class Outcome(NamedTuple):
@@ -44,13 +64,14 @@ class Outcome(NamedTuple):
     face: str
     way: str
     seconds: float
-    calls: list[float]
-    """Seconds that each call took while the daemon was away."""
+    calls: list[Call]
+    """Those made while the daemon was away."""
     written: int
     arrived: list[int]
     """The writes in the order of the daemon's log."""
     queued: int
-    """Writes that waited, at most."""
+    queued_bytes: int
+    """What waited, at most."""
 
     def broken(self) -> list[str]:
         """What the suite holds anywhere, on a machine however busy."""
@@ -59,16 +80,30 @@ class Outcome(NamedTuple):
             problems.append(f"{self.written} writes arrived as {len(self.arrived)}, or out of order")
         if not self.calls:
             problems.append("nothing was written while the daemon was away")
+        if not self.queued:
+            problems.append("nothing waited while the daemon was away")
+        if self.queued > MAX_RECORDS or self.queued_bytes > MAX_BYTES:
+            problems.append(f"{self.queued} writes with {self.queued_bytes} bytes waited, beyond the queue's bounds")
         return problems
 
     def slow(self) -> list[str]:
-        slowest = statistics.quantiles(self.calls, n=100)[98]
-        return [] if slowest < MOST_SECONDS else [f"one call in a hundred took more than {1000 * slowest:.2f} ms"]
+        slow = sum(call.clock >= MOST_SECONDS for call in self.calls)
+        dear = sum(call.processor >= MOST_SECONDS for call in self.calls)
+        told = f"of {len(self.calls)} calls took {1000 * MOST_SECONDS:g} ms or more"
+        problems = [f"{slow} {told}"] if slow > max(1, SLOWEST * len(self.calls)) else []
+        return problems + ([f"{dear} {told} of the processor"] if dear > max(1, DEAREST * len(self.calls)) else [])
 
     def figures(self) -> dict[str, float]:
-        quantiles = [round(1e6 * each) for each in statistics.quantiles(self.calls, n=1000)]
-        times = {"median, us": quantiles[499], "99 %": quantiles[989], "99.9 %": quantiles[998]}
-        return {"seconds away": self.seconds, "written": self.written, "waited": self.queued, **times}
+        times: dict[str, float] = {}
+        for what, taken in (
+            ("", [call.clock for call in self.calls]),
+            (" cpu", [call.processor for call in self.calls]),
+        ):
+            quantiles = statistics.quantiles(taken, n=100) if len(taken) > 1 else [math.nan] * 99
+            measured = {"median": quantiles[49], "99 %": quantiles[98], "most": max(taken, default=math.nan)}
+            times |= {f"{name}{what}, us": round(1e6 * each, 1) for name, each in measured.items()}
+        waited = {"waited": self.queued, "bytes": self.queued_bytes}
+        return {"seconds away": self.seconds, "written": self.written, **waited, **times}
 
 
 class Absence:
@@ -95,34 +130,45 @@ class Absence:
 class Agent:
     """Writes that can be told apart, and what each call took."""
 
-    def __init__(self, write: Callable[..., Any], queued: Callable[[], int]) -> None:
+    def __init__(self, write: Callable[..., Any], counters: Callable[[], Counters]) -> None:
         self._write = write
-        self._queued = queued
-        self.written = self.most_queued = 0
+        self._counters = counters
+        self.written = self.most_queued = self.most_queued_bytes = 0
 
-    def write(self) -> float:
+    def write(self) -> Call:
         number = self.written
-        began = time.perf_counter()
+        began, taken = time.perf_counter(), time.thread_time()
         self._write(f"job-{number % RECORDS}", n=number, upsert=True)
-        took = time.perf_counter() - began
+        call = Call(time.perf_counter() - began, time.thread_time() - taken)
         self.written += 1
-        self.most_queued = max(self.most_queued, self._queued())
-        return took
+        counters = self._counters()
+        self.most_queued = max(self.most_queued, counters.queued)
+        self.most_queued_bytes = max(self.most_queued_bytes, counters.queued_bytes)
+        return call
 
 
 def away(folder: Path, face: str, way: str, seconds: float) -> Outcome:
     """An agent writes before, while, and after its daemon is away."""
     with serving(folder) as daemon:
         play = _asyncio if face == "asyncio" else _blocking
-        agent, calls = play(daemon, way, seconds)
+        # What this program has imported is not of the agent, and the collector's way through it not of a call.
+        gc.freeze()
+        try:
+            agent, calls = play(daemon, way, seconds)
+        finally:
+            gc.unfreeze()
         arrived = logged(daemon)
-        return Outcome(face, way, seconds, calls, agent.written, arrived, agent.most_queued)
+        waited = agent.most_queued, agent.most_queued_bytes
+        return Outcome(face, way, seconds, calls, agent.written, arrived, *waited)
 
 
-def _asyncio(daemon: Daemon, way: str, seconds: float) -> tuple[Agent, list[float]]:
-    async def play() -> tuple[Agent, list[float]]:
-        async with AsyncStore.connect(str(daemon.socket), connect_seconds=SECONDS) as state:
-            agent = Agent(state.update, lambda: state.counters.queued)
+OPTIONS: dict[str, Any] = {"connect_seconds": SECONDS, "max_records": MAX_RECORDS, "max_bytes": MAX_BYTES}
+
+
+def _asyncio(daemon: Daemon, way: str, seconds: float) -> tuple[Agent, list[Call]]:
+    async def play() -> tuple[Agent, list[Call]]:
+        async with AsyncStore.connect(str(daemon.socket), **OPTIONS) as state:
+            agent = Agent(state.update, lambda: state.counters)
             agent.write()
             await state.flush(SECONDS)
             absence, calls = Absence(daemon, way, seconds), []
@@ -137,9 +183,9 @@ def _asyncio(daemon: Daemon, way: str, seconds: float) -> tuple[Agent, list[floa
     return asyncio.run(play())
 
 
-def _blocking(daemon: Daemon, way: str, seconds: float) -> tuple[Agent, list[float]]:
-    with StateStore.connect(str(daemon.socket), connect_seconds=SECONDS) as state:
-        agent = Agent(state.update, lambda: state.counters.queued)
+def _blocking(daemon: Daemon, way: str, seconds: float) -> tuple[Agent, list[Call]]:
+    with StateStore.connect(str(daemon.socket), **OPTIONS) as state:
+        agent = Agent(state.update, lambda: state.counters)
         agent.write()
         state.flush(SECONDS)
         absence, calls = Absence(daemon, way, seconds), []

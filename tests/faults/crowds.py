@@ -5,7 +5,8 @@ place that takes as much of the processor as they did, and alone; and what the d
 Must not know what an attacker does: that is in crowds_attackers.py.
 
     promise   with the attackers, neither median is more than twice what it is with the burner; the daemon's memory
-              and descriptors stay within what the limits imply; when they are gone, so are their descriptors
+              and descriptors stay within what the limits imply; who does nothing wrong is not thrown out; when they
+              are gone, so are their descriptors
 
 Times of one machine at one time: the three are measured in turn, again and again, and compared with each other alone.
 """
@@ -13,7 +14,6 @@ Times of one machine at one time: the three are measured in turn, again and agai
 from __future__ import annotations
 
 import math
-import os
 import resource
 import statistics
 import subprocess
@@ -23,11 +23,11 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tests.daemon.harness import ROOT, SECONDS, Client, Daemon, environment, until
 from tests.faults import program
-from tests.faults.soak.sampling import taken
+from tests.faults.soak.sampling import sockets, taken
 
 MIB = 1024 * 1024
 FRAME = 10 * MIB
@@ -62,6 +62,8 @@ class Attack(NamedTuple):
     """Whether others are to notice little of it. Clients that do nothing wrong, and much of it, are fully served."""
     descriptors: int = 0
     """The daemon's limit on open files, if it is to have one of its own."""
+    is_let_be: bool = False
+    """Whether its connections break no rule, so that every one of them has to be held."""
 
     @property
     def connections(self) -> int:
@@ -75,21 +77,28 @@ class Attack(NamedTuple):
     def most_descriptors(self) -> int:
         return self.descriptors or self.connections + RESERVED
 
+    def least_descriptors(self) -> int:
+        return self.connections if self.is_let_be else 0
+
+
+def not_reading(reply_bytes: int) -> int:
+    """What it costs that somebody asks for a reply of that size and does not take it."""
+    return OUTPUT + reply_bytes
+
 
 SENDING = 2 * FRAME
-NOT_READING = OUTPUT + FRAME
 
 ATTACKS = {
     attack.sort: attack
     for attack in (
-        Attack("never_reading", 8, each_bytes=NOT_READING),
+        Attack("never_reading", 8, each_bytes=not_reading(LARGE_BYTES)),
         Attack("slow_writing", 200),
         Attack("giant_line", 2, each_bytes=SENDING),
-        Attack("idle", 5000, processes=2),
+        Attack("idle", 5000, processes=2, is_let_be=True),
         Attack("flood", 300, each_bytes=0, descriptors=256),
         Attack("brackets", 2, each_bytes=SENDING),
-        Attack("regex", 4, each_bytes=NOT_READING),
-        Attack("slow_listing", 8, each_bytes=NOT_READING),
+        Attack("regex", 4, each_bytes=not_reading(0)),  # nothing is found
+        Attack("slow_listing", 8, each_bytes=not_reading(LARGE * LARGE_BYTES)),
         Attack("hogs", 4, each_bytes=OUTPUT, promised=False),
     )
 }
@@ -164,27 +173,41 @@ def _ask(client: Client, times: list[float], **request: Any) -> dict[str, Any]:
 
 
 class Strangers:
-    """Processes beside the victims."""
+    """Processes beside the victims, for as long as a block takes, however it ends."""
 
     def __init__(self, sort: str, path: Path, processes: int, size: float) -> None:
-        command = [sys.executable, "-m", "tests.faults.crowds_attackers", sort, str(path), str(size)]
-        self._processes = [
-            subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE) for _ in range(processes)
-        ]
-        for process in self._processes:
-            if process.stdout is None or process.stdout.readline() != b"ready\n":
-                raise AssertionError(f"{sort} did not come about")
+        self._sort = sort
+        self._command = [sys.executable, "-m", "tests.faults.crowds_attackers", sort, str(path), str(size)]
+        self._count = processes
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self._count):
+                process = subprocess.Popen(self._command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
+                self.processes.append(process)
+            for process in self.processes:
+                if process.stdout is None or process.stdout.readline() != b"ready\n":
+                    raise AssertionError(f"{self._sort} did not come about")
+        except BaseException:
+            self._end()
+            raise
+        return self
 
     def cpu_seconds(self) -> float:
         """What they have taken of the processor so far."""
-        return sum(taken(process.pid).cpu for process in self._processes)
+        return sum(taken(process.pid).cpu for process in self.processes)
 
-    def end(self) -> None:
-        for process in self._processes:
-            if process.poll() is not None:
-                raise AssertionError(f"a stranger ended by itself, with {process.returncode}")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        gone = [process.returncode for process in self.processes if process.poll() is not None]
+        self._end()
+        if gone and kind is None:
+            raise AssertionError(f"{self._sort} ended by itself, with {gone}")
+
+    def _end(self) -> None:
+        for process in self.processes:
             process.kill()
-        for process in self._processes:
+        for process in self.processes:
             process.wait(SECONDS)
             if process.stdout is not None:
                 process.stdout.close()
@@ -209,6 +232,8 @@ class Outcome(NamedTuple):
     grown_bytes: int
     most_bytes: int
     descriptors: int
+    """The most that were open; of an attack that is let be, the fewest."""
+    least_descriptors: int
     most_descriptors: int
     promised: bool
 
@@ -221,16 +246,18 @@ class Outcome(NamedTuple):
         problems = [
             f"{what} took {ratio:.2f} times as long as with a burner"
             for what, ratio in zip(("writes", "reads"), self.ratios, strict=True)
-            if ratio > RATIO and self.promised
+            if self.promised and not ratio <= RATIO  # nor is it where nothing was measured
         ]
         return problems + self.costs_too_much()
 
     def costs_too_much(self) -> list[str]:
-        problems = []
+        problems = [] if self.asked else ["the victims asked for nothing"]
         if self.grown_bytes > self.most_bytes:
             problems.append(f"memory grew by {self.grown_bytes / MIB:.0f} MiB, above {self.most_bytes / MIB:.0f}")
         if self.descriptors > self.most_descriptors:
             problems.append(f"{self.descriptors} descriptors were open, above {self.most_descriptors}")
+        if self.descriptors < self.least_descriptors:
+            problems.append(f"{self.descriptors} descriptors were open: not all of {self.connections} were held")
         return problems
 
     def figures(self) -> dict[str, float | str]:
@@ -242,6 +269,7 @@ class Outcome(NamedTuple):
             times[f"{what} ratio"] = round(self.ratios[place], 2)
         return {
             "connections": self.connections,
+            "asked": self.asked,
             "cpu": round(self.share, 2),
             **times,
             "MiB grown": f"{self.grown_bytes / MIB:.0f} of {self.most_bytes / MIB:.0f}",
@@ -287,41 +315,32 @@ def measured(
         closing.callback(victims.close)
         victims.work(min(seconds, 0.5))
         times = {mode: Times([], []) for mode in ("attack", "burner", "alone")}
+        daemon.reset_peak()
         before = daemon.peak_bytes()
-        at_rest = _sockets(daemon)
-        open_, shares = 0, []
+        at_rest = sockets(daemon.pid)
+        held, shares = [], []
         for _ in range(rounds):
-            strangers = Strangers(attack.sort, daemon.socket, attack.processes, attack.size)
-            began, used = time.monotonic(), strangers.cpu_seconds()
-            times["attack"].add(victims.work(seconds))
-            share = (strangers.cpu_seconds() - used) / (time.monotonic() - began)
-            open_ = max(open_, taken(daemon.pid).descriptors)
-            strangers.end()
+            with Strangers(attack.sort, daemon.socket, attack.processes, attack.size) as strangers:
+                # Who has connected is in line, and not let in yet.
+                until(lambda: sockets(daemon.pid) >= attack.least_descriptors(), "the attackers to be let in")
+                began, used = time.monotonic(), strangers.cpu_seconds()
+                times["attack"].add(victims.work(seconds))
+                share = (strangers.cpu_seconds() - used) / (time.monotonic() - began)
+                held.append(taken(daemon.pid).descriptors)
             shares.append(share)
-            until(lambda: _sockets(daemon) <= at_rest, "the attackers' connections to be forgotten")
+            until(lambda: sockets(daemon.pid) <= at_rest, "the attackers' connections to be forgotten")
             if compared:
-                strangers = Strangers("burn", daemon.socket, attack.processes, share / attack.processes)
-                times["burner"].add(victims.work(seconds))
-                strangers.end()
+                with Strangers("burn", daemon.socket, attack.processes, share / attack.processes):
+                    times["burner"].add(victims.work(seconds))
                 times["alone"].add(victims.work(seconds))
+        descriptors = (min if attack.is_let_be else max)(held, default=0)
         return Outcome(
-            attack.sort, attack.connections, statistics.mean(shares),
+            attack.sort, attack.connections, statistics.fmean(shares) if shares else math.nan,
             times["alone"].medians(), times["burner"].medians(), times["attack"].medians(),
             len(times["attack"].writes) + len(times["attack"].reads),
-            daemon.peak_bytes() - before, attack.most_bytes(), open_, attack.most_descriptors(), attack.promised,
+            daemon.peak_bytes() - before, attack.most_bytes(),
+            descriptors, attack.least_descriptors(), attack.most_descriptors(), attack.promised,
         )  # fmt: skip
-
-
-def _sockets(daemon: Daemon) -> int:
-    """Connections the daemon has open, its own listener included. The engine opens files when it needs them."""
-    return sum(_is_socket(Path(entry.path)) for entry in os.scandir(f"/proc/{daemon.pid}/fd"))
-
-
-def _is_socket(descriptor: Path) -> bool:
-    try:
-        return os.readlink(descriptor).startswith("socket:")
-    except FileNotFoundError:  # closed since
-        return False
 
 
 # --- the program ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Clients that mean no good, each sort a process: `python -m tests.faults.crowds_attackers SORT SOCKET SIZE`.
 
 Owns what an attacker does to the socket. Must not know who suffers from it, or how that is measured. An attacker says
-one line when everything it has is in place, and goes on until it is ended. `burn` is nobody's client: it takes the
-processor for a share of the time, as a stranger on the same machine would.
+one line when everything it has is in place, and goes on until it is ended, or who started it is gone. `burn` is
+nobody's client: it takes the processor for a share of the time, as a stranger on the same machine would.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from tests.faults import program
 
 MIB = 1024 * 1024
 PERIOD_SECONDS = 0.01
@@ -245,6 +247,7 @@ SORTS: dict[str, Callable[[str, int], None]] = {
 
 
 def main(sort: str, path: str, size: str) -> None:
+    program.end_with_parent()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

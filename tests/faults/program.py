@@ -1,17 +1,22 @@
 """What the programs of this folder have in common: how they are asked, and how they tell what came out.
 
-Owns the options that all have, progress, the table, the JSON, the exit code and the scratch folder. Must not know what
-any of them does.
+Owns the options that all have, progress, the table, the JSON, the exit code, the scratch folder, and that workers end
+with their program. Must not know what any of them does.
 
     stderr      progress
     stdout      a table of the figures and what was broken, or with `-o json` {"figures": {...}, "broken": [...]}
     exit code   0: every promise held; 1: one was broken; 2: it could not be asked here
+
+What was not tried has not held: a program names with `least` what it must have done of each figure, and is broken where
+it came to less.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +33,8 @@ MOST_BROKEN = 20
 """Of what was broken, in a table; JSON has all of it."""
 
 TELL_SECONDS = 5.0
+
+_PR_SET_PDEATHSIG = 1
 
 Figures = Mapping[str, Any]
 """By their names. One that is such a mapping itself is a line of a table with a column for each name in it."""
@@ -73,16 +80,40 @@ def scratch(*, in_memory: bool = False) -> Iterator[Path]:
         yield Path(folder)
 
 
+def end_with_parent() -> None:
+    """Have this process killed when the one that started it ends, however that ends: what burns the processor or holds
+    connections must not outlive who would end it. To be called by a process that the main thread started."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def ended(
-    asked: argparse.Namespace, figures: Figures, broken: Sequence[str], lines: Iterable[str] | None = None
+    asked: argparse.Namespace,
+    figures: Figures,
+    broken: Sequence[str],
+    lines: Iterable[str] | None = None,
+    *,
+    least: Mapping[str, float] | None = None,
+    not_run: Sequence[str] = (),
 ) -> int:
-    """Print what came out as it was asked for, figures as `lines` where a program has better ones; the exit code."""
+    """Print what came out as it was asked for, figures as `lines` where a program has better ones; the exit code. Of
+    figures named in `least` there must be so much, and some figures there must be in any case."""
+    broken = [*broken, *too_little(figures, least or {}), *([] if figures else ["nothing was done"])]
     figures = {**figures, "seconds in all": round(time.monotonic() - asked.began)}
     if asked.output == "json":
-        print(json.dumps({"figures": figures, "broken": list(broken)}))
+        print(json.dumps({"figures": figures, "broken": broken}))
     else:
-        print("\n".join([*(table(figures) if lines is None else lines), *verdict(broken)]))
+        print("\n".join([*(table(figures) if lines is None else lines), *verdict(broken, not_run)]))
     return 1 if broken else 0
+
+
+def too_little(figures: Figures, least: Mapping[str, float]) -> list[str]:
+    """In words, the figures that came to less than what shows anything; one that is missing came to nothing."""
+    found = {name: figures.get(name, 0) for name in least}
+    return [
+        f"{name}: {_cell(found[name])}, and less than {_cell(wanted)} shows nothing"
+        for name, wanted in least.items()
+        if not found[name] >= wanted
+    ]
 
 
 def cannot(why: str) -> int:
@@ -91,10 +122,10 @@ def cannot(why: str) -> int:
     return CANNOT
 
 
-def verdict(broken: Sequence[str]) -> list[str]:
-    if not broken:
-        return ["every promise held"]
-    return [f"BROKEN {len(broken)}:", *broken[:MOST_BROKEN]]
+def verdict(broken: Sequence[str], not_run: Sequence[str] = ()) -> list[str]:
+    if broken:
+        return [f"BROKEN {len(broken)}:", *broken[:MOST_BROKEN]]
+    return ["every promise held that could be asked; not run:", *not_run] if not_run else ["every promise held"]
 
 
 def table(figures: Figures) -> list[str]:

@@ -5,6 +5,9 @@ socket and folders, nor how the stranger looks. Needs root, to be two users.
 
     python -m tests.faults.raced_starts --starts 1000 [--seed 1] [-o json]
 
+A start counts when the daemon came to serve, not when it refused to begin. The stranger has to be refused at each of
+them while it serves; how often it looked before, while the socket was being made, is told as well.
+
 The folders are as careless as they may be: open for all to look into, one even for all to write to (sticky, like /tmp).
 Some starts end by SIGTERM, some by SIGKILL, which leaves names behind for the next one. Of some every step is held open
 for a moment (strace delays the call), so that a gap of microseconds would be hit for sure.
@@ -13,9 +16,9 @@ for a moment (strace delays the call), so that a gap of microseconds would be hi
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -23,15 +26,15 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.daemon.harness import ROOT, Client, Daemon, environment, until
 from tests.faults import program
-from tests.faults.raced_starts_stranger import Found, Orders
+from tests.faults.raced_starts_stranger import Found, Orders, Tally
 from tests.faults.strangers import STRANGER
 
 AGENTS = 54400
@@ -44,7 +47,15 @@ STORE = ("lock", "log.db", "log.db-wal", "log.db-shm", "state.db", "state.db-wal
 HELD_CALLS = "bind,listen,chmod,fchmodat,chown,fchownat,rename,mkdir"
 HELD_MICROSECONDS = 10_000
 
-MORE_STARTS = 10
+MOST_TRIES = 20
+"""Starts for each that is to serve: of those whose names are squatted many refuse to begin."""
+
+LEAST_MET, LEAST_RACED = 0.9, 0.5
+"""Of the starts that served: in which the stranger met the socket, and in which it looked while it was being made. On a
+busy machine it may sleep through some."""
+
+MEETING_SECONDS = 10.0
+"""That a daemon which serves is left there for the stranger to come by."""
 
 REFUSED_CONNECTS = frozenset({"ENOENT", "EACCES"})
 """Anything else, even ECONNREFUSED, is said only to who was allowed to write to the socket's file."""
@@ -83,23 +94,27 @@ class Round:
     """What one setting has shown."""
 
     setting: str
-    starts: int = 0
+    served: int = 0
+    raced: int = 0
+    """Of those that served, in which the stranger looked before they did."""
+    met: int = 0
+    """Of those that served, in which the stranger came to the socket while they did."""
     seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
     found: Found = field(default_factory=Found)
     breaches: list[str] = field(default_factory=list)
 
     @property
-    def has_served(self) -> bool:
-        return any(not how.startswith("refused") for how in self.ends)
+    def starts(self) -> int:
+        return self.ends.total()
 
     def figures(self) -> dict[str, Any]:
-        refused = sum(n for how, n in self.ends.items() if how.startswith("refused"))
         modes = sorted({seen.split()[2] for seen in self.found.modes if " socket " in seen})
         return {
-            "starts": self.starts,
-            "served": self.starts - refused,
-            "refused": refused,
+            "served": self.served,
+            "raced": self.raced,
+            "met": self.met,
+            "refused": self.starts - self.served,
             "looks": self.found.looks,
             "connected": self.found.connects["connected"],
             "seconds": round(self.seconds, 1),
@@ -171,37 +186,57 @@ class Place:
 
 
 @contextmanager
-def a_stranger(orders: Orders, found: Found) -> Iterator[Callable[[], bool]]:
-    """Another user at work for as long as the block takes, with whether it has met a socket by now; `found` is filled
-    with what it tells at the end."""
+def a_stranger(orders: Orders, found: Found) -> Iterator[Tally]:
+    """Another user at work for as long as the block takes, with how far it is; `found` is filled with what it tells at
+    the end."""
+    shared = os.memfd_create("looks")
+    os.truncate(shared, mmap.PAGESIZE)
+    orders = replace(orders, tally=shared)
     command = [sys.executable, "-m", "tests.faults.raced_starts_stranger", json.dumps(asdict(orders))]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as stranger:
-        heard = stranger.stdout
-        assert heard is not None
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), pass_fds=[shared], **pipes) as stranger:
+        assert stranger.stdout is not None
         assert stranger.stdin is not None
         try:
-            assert heard.readline() == "looking\n"
-            yield lambda: bool(select.select([heard], [], [], 0)[0])  # there is a line that nobody has read
+            tally = Tally(shared)
+            os.close(shared)
+            assert stranger.stdout.readline() == "looking\n"
+            yield tally
             stranger.stdin.close()
-            told = json.loads(heard.read().splitlines()[-1])
+            told = json.loads(stranger.stdout.read())
         finally:
             stranger.kill()
     for name, value in told.items():
         setattr(found, name, Counter(value) if isinstance(value, dict) else value)
 
 
-def start_and_end(daemon: Daemon, number: int) -> str:
-    """How one life of the daemon went: it served and ended as told by the signal, or it did not want to begin."""
+def start_and_end(daemon: Daemon, number: int, stranger: Tally, round_: Round) -> None:
+    """One life of the daemon: it serves, meets the stranger and ends as told by a signal, or does not want to begin."""
+    before = stranger.get()
     daemon.start()
     try:
         code = until(lambda: _serves_or_ended(daemon), "the daemon to serve or to end")
         if code != "serves":
-            return f"refused {code}"
+            round_.ends[f"refused {code}"] += 1
+            return
+        serving = stranger.get()
+        round_.served += 1
+        round_.raced += serving.looks > before.looks
+        round_.met += _comes_by(stranger, serving.met)
         daemon.signal(number)
-        return f"{signal.Signals(number).name} {daemon.exit_code()}"
+        round_.ends[f"{signal.Signals(number).name} {daemon.exit_code()}"] += 1
     finally:
         daemon.kill()
+
+
+def _comes_by(stranger: Tally, met: int) -> bool:
+    """Whether it meets more than that. What a killed daemon left behind is not met by mistake: another one serves."""
+    deadline = time.monotonic() + MEETING_SECONDS
+    while stranger.get().met == met:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _serves_or_ended(daemon: Daemon) -> str:
@@ -217,25 +252,21 @@ def _serves_or_ended(daemon: Daemon) -> str:
 
 
 def raced(setting: Setting, starts: int, seed: int, progress: Callable[[str], None] = lambda _: None) -> Round:
-    """So many starts in one setting, and what a stranger got out of them. There are some more when none of them has
-    served or the stranger slept: that would show nothing."""
+    """So many starts that serve in one setting, and what a stranger got out of them."""
     round_ = Round(setting.name)
     choice = random.Random(seed)
     began = time.monotonic()
     with program.scratch() as base:
         place = Place(setting, base)
         daemon = place.daemon()
-        with a_stranger(place.orders(seed), round_.found) as has_met:
-            while round_.starts < starts or (
-                not (round_.has_served and has_met()) and round_.starts < starts + MORE_STARTS
-            ):
+        with a_stranger(place.orders(seed), round_.found) as stranger:
+            while round_.served < starts and round_.starts < starts * MOST_TRIES:
                 number = choice.choice((signal.SIGTERM, signal.SIGTERM, signal.SIGKILL))
-                round_.ends[start_and_end(daemon, number)] += 1
-                round_.starts += 1
+                start_and_end(daemon, number, stranger, round_)
                 if number == signal.SIGTERM:
                     place.clear()
-                progress(f"{setting.name}: {round_.starts} of {starts}")
-        round_.breaches = breaches(place, round_)
+                progress(f"{setting.name}: {round_.served} of {starts}")
+        round_.breaches = breaches(place, round_) + shows_too_little(setting, round_, starts)
         if round_.breaches:
             round_.breaches.append(f"the daemon said last: {daemon.stderr[-500:]}")
     round_.seconds = time.monotonic() - began
@@ -255,11 +286,16 @@ def breaches(place: Place, round_: Round) -> list[str]:
     problems += [f"{n} starts ended with: {how}" for how, n in round_.ends.items() if not _is_proper(setting, how)]
     if place.bait.read_text() != "precious" or place.bait.stat().st_mode & 0o777 != 0o600:
         problems.append("what a squatted name led to was changed")
-    if not found.connects["EACCES"]:
-        problems.append("the stranger never met a socket: nothing was shown")
-    if setting.squatted and not found.squatted:
-        problems.append("the stranger never squatted: nothing was shown")
     return problems
+
+
+def shows_too_little(setting: Setting, round_: Round, starts: int) -> list[str]:
+    """Why the silence of a round says nothing."""
+    found = round_.found
+    done = {**round_.figures(), "refused connects": found.connects["EACCES"], "squats": found.squatted}
+    least: dict[str, float] = {"served": max(1, starts), "refused connects": 1, "squats": int(setting.squatted)}
+    least |= {"met": LEAST_MET * round_.served, "raced": LEAST_RACED * round_.served}
+    return program.too_little(done, least)
 
 
 def _too_wide(setting: Setting, found: Found) -> Iterator[str]:
@@ -284,14 +320,9 @@ def _is_proper(setting: Setting, end: str) -> bool:
 # --- the program ---------------------------------------------------------------------------------------------------
 
 
-def settings_here() -> Sequence[Setting]:
-    """Those that can be tried on this machine."""
-    return [setting for setting in SETTINGS if not setting.held or shutil.which("strace")]
-
-
 def options() -> ArgumentParser:
     parser = program.options("raced_starts", __doc__, seed=1)
-    parser.add_argument("--starts", type=int, default=1000)
+    parser.add_argument("--starts", type=int, default=1000, help="that come to serve")
     return parser
 
 
@@ -299,19 +330,24 @@ def main() -> int:
     asked = options().parse_args()
     if os.geteuid() != 0:
         return program.cannot("only root can act as another user")
-    chosen = settings_here()
-    whole = sum(setting.share for setting in chosen)
+    if not shutil.which("strace"):
+        return program.cannot("strace is not installed")
+    whole = sum(setting.share for setting in SETTINGS)
     rounds = []
-    for place, setting in enumerate(chosen, 1):
-        starts = max(1, round(asked.starts * setting.share / whole))
+    for place, setting in enumerate(SETTINGS, 1):
+        starts = max(1, -(-asked.starts * setting.share // whole))
         rounds.append(raced(setting, starts, asked.seed + place, program.NowAndThen()))
     attempts: Counter[str] = sum((round_.found.connects for round_ in rounds), Counter())
     figures = {
         **{round_.setting: round_.figures() for round_ in rounds},
-        "starts": sum(round_.starts for round_ in rounds),
+        "starts that served": sum(round_.served for round_ in rounds),
+        "raced by the stranger": sum(round_.raced for round_ in rounds),
+        "met by the stranger": sum(round_.met for round_ in rounds),
+        "starts that were refused": sum(round_.starts - round_.served for round_ in rounds),
         **{f"connects that ended with {how}": times for how, times in attempts.most_common()},
     }
-    return program.ended(asked, figures, [f"{each.setting}: {breach}" for each in rounds for breach in each.breaches])
+    broken = [f"{each.setting}: {breach}" for each in rounds for breach in each.breaches]
+    return program.ended(asked, figures, broken, least={"starts that served": max(1, asked.starts)})
 
 
 if __name__ == "__main__":

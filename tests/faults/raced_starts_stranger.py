@@ -1,8 +1,8 @@
 """A stranger who wants in: looks, connects, opens and squats as fast as it can while daemons start and stop beside it.
 
 Owns what another user of the machine can try on the paths of a daemon. Must not know how a daemon is started, nor judge
-what it found: that is told as JSON when its standard input ends, and before that a line `met` once it has come to a
-socket. Run as root; it becomes the stranger it is told to be.
+what it found: that is told as JSON when its standard input ends. How often it has looked, and met a socket, can be seen
+at any moment in memory that it shares with who started it. Run as root; it becomes the stranger it is told to be.
 
     python -m tests.faults.raced_starts_stranger '{"uid": .., "gid": .., "sockets": [..], "private": [..], ..}'
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import random
 import select
@@ -19,6 +20,7 @@ import stat
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 LOOKS_BETWEEN_ROUNDS = 64
 """How often it tries the socket, whose gaps are the shortest, before it tries everything else."""
@@ -41,6 +43,29 @@ class Orders:
     bait: str = ""
     """What a squatted name leads to, as a symbolic link."""
     seed: int = 0
+    tally: int = -1
+    """The descriptor of memory to count in."""
+
+
+class Counted(NamedTuple):
+    """How far a stranger has come."""
+
+    looks: int
+    met: int
+    """Sockets, of somebody else."""
+
+
+class Tally:
+    """Counts in memory that two processes share: nobody has to ask, and nobody is held up by being asked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._numbers = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("Q")
+
+    def set(self, counted: Counted) -> None:
+        self._numbers[0], self._numbers[1] = counted
+
+    def get(self) -> Counted:
+        return Counted(self._numbers[0], self._numbers[1])
 
 
 @dataclass
@@ -67,7 +92,8 @@ class Stranger:
         self._random = random.Random(orders.seed)
         self._mine: set[str] = set()
         """Names we have taken; what they say to us says nothing about the daemon."""
-        self._has_met = False
+        self._tally = Tally(orders.tally)
+        self._met = 0
         self.found = Found()
 
     def look(self) -> None:
@@ -76,6 +102,7 @@ class Stranger:
             self._connect(name)
             self._see(name)
         self.found.looks += 1
+        self._tally.set(Counted(self.found.looks, self._met))
 
     def look_around(self) -> None:
         """Try everything else."""
@@ -92,9 +119,7 @@ class Stranger:
         how = errno.errorcode[code] if code else "connected"
         if name not in self._mine:
             self.found.connects[how] += 1
-            if how != "ENOENT" and not self._has_met:
-                self._has_met = True
-                print("met", flush=True)
+            self._met += how != "ENOENT"
 
     def _see(self, name: str) -> None:
         try:

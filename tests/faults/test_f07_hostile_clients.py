@@ -6,6 +6,7 @@ What the others notice of them is measured by `python -m tests.faults.crowds`.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from functools import partial
 import pytest
 
 from tests.daemon.harness import SECONDS, Client, Daemon, Reply, serving, until
-from tests.faults.crowds import ATTACKS, Attack, measured
+from tests.faults.crowds import ATTACKS, Attack, Outcome, Strangers, measured
 
 MIB = 1024 * 1024
 
@@ -41,17 +42,28 @@ def assert_served(daemon: Daemon) -> None:
         assert client.ask("get", jobId=name)["success"]
 
 
-def offer(client: Client, data: bytes) -> int:
-    """Send as much as the daemon takes without anything being read; returns how much that was."""
-    client.sock.settimeout(0.5)
-    sent = 0
-    try:
-        while sent < len(data):
-            sent += client.sock.send(data[sent : sent + MIB])
-    except (TimeoutError, ConnectionError):
-        pass
-    client.sock.settimeout(30)
-    return sent
+TURNS = 200
+"""Requests of another client, one after the other: as many turns of the daemon's loop in which it takes nothing more
+from somebody, and then it will not."""
+
+
+def offer(daemon: Daemon, client: Client, line: bytes, times: int) -> int:
+    """Send a line as often as the daemon takes it without a reply being read; returns how often that was."""
+    data, sent, turns = line * times, 0, 0
+    client.sock.setblocking(False)
+    with daemon.connect() as other:
+        while turns < TURNS:
+            try:
+                taken = client.sock.send(data[sent : sent + MIB]) if sent < len(data) else 0
+            except BlockingIOError:
+                taken = 0
+            except ConnectionError:
+                break
+            sent += taken
+            turns = 0 if taken else turns + 1
+            assert other.ask("ping")["success"]
+    client.sock.settimeout(SECONDS)
+    return sent // len(line)
 
 
 # --- too much ------------------------------------------------------------------------------------------------------
@@ -135,10 +147,12 @@ def test_nesting_a_million_deep_is_refused(folder):
 
 def test_a_client_that_never_reads_costs_a_bounded_amount(folder):
     with serving(folder, backend="memory") as daemon, daemon.connect() as client:
-        assert client.ask("create", job={"uuid": "job-1", "pad": "x" * 10_000})["success"]
+        assert client.ask("create", job={"uuid": "job-1", "pad": "x" * 40_000})["success"]
         with memory_bounded(daemon, 64 * MIB):
-            offer(client, b'{"op":"get","jobId":"job-1"}\n' * 1_000_000)
+            asked = offer(daemon, client, b'{"op":"get","jobId":"job-1"}\n', 1_000_000)
             assert_served(daemon)
+        assert asked * 40_000 > 2 * 64 * MIB, "far more was asked for than it may cost"
+        assert asked < 1_000_000, "and no more was taken at some point"
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
@@ -146,7 +160,7 @@ def test_a_client_that_asks_for_a_big_record_again_and_again_and_never_reads_cos
     with serving(folder, backend=backend) as daemon, daemon.connect() as client:
         assert client.ask("create", job={"uuid": "job-1", "pad": "x" * (4 * MIB)})["success"]
         with memory_bounded(daemon, 64 * MIB):
-            offer(client, b'{"op":"get","jobId":"job-1"}\n' * 2000)
+            assert offer(daemon, client, b'{"op":"get","jobId":"job-1"}\n', 2000) == 2000
             assert_served(daemon)
 
 
@@ -156,7 +170,7 @@ def test_a_client_that_asks_for_big_lists_and_never_reads_costs_a_bounded_amount
         for number in range(20):
             assert client.ask("create", job={"uuid": f"job-{number}", "pad": "x" * MIB})["success"]
         with memory_bounded(daemon, 8 * FRAME):
-            offer(client, b'{"op":"list"}\n' * 2000)
+            assert offer(daemon, client, b'{"op":"list"}\n', 2000) == 2000
             assert_served(daemon)
 
 
@@ -205,7 +219,7 @@ def test_a_client_that_leaves_its_replies_is_disconnected(folder):
     settings = {"limits__stalled_output_seconds": 0.2, "limits__output_bytes": 65536}
     with serving(folder, backend="memory", settings=settings) as daemon, daemon.connect() as client:
         assert client.ask("create", job={"uuid": "job-1", "pad": "x" * 100_000})["success"]
-        offer(client, b'{"op":"get","jobId":"job-1"}\n' * 1000)
+        assert offer(daemon, client, b'{"op":"get","jobId":"job-1"}\n', 1000) > 0
         until(lambda: daemon.events("connection_ended"), "the client to be given up")
         assert daemon.events("connection_ended")[0]["why"] == "replies_not_taken"
         assert client.is_closed()
@@ -333,7 +347,39 @@ def test_others_are_answered_rightly_while_it_goes_on_and_it_costs_what_the_limi
     attack: Attack = ATTACKS[sort]._replace(size=SHORT.get(sort, ATTACKS[sort].size), processes=1)
     outcome = measured(folder, attack, seconds=0.3, rounds=1, records=1000, compared=False)
     assert outcome.costs_too_much() == []
-    assert outcome.asked > 0
+
+
+QUICK, SLOW = (0.001, 0.001), (0.003, 0.001)
+GOOD = Outcome("idle", 1000, 0.1, QUICK, QUICK, QUICK, 10, MIB, 2 * MIB, 1001, 1000, 1064, promised=True)
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ({}, []),
+        ({"attack": SLOW}, ["writes took 3.00 times"]),
+        ({"attack": SLOW, "promised": False}, []),
+        ({"attack": (math.nan, math.nan), "asked": 0}, ["writes took nan", "reads took nan", "asked for nothing"]),
+        ({"grown_bytes": 3 * MIB}, ["memory grew by 3 MiB"]),
+        ({"descriptors": 1065}, ["above 1064"]),
+        ({"descriptors": 999}, ["not all of 1000 were held"]),
+    ],
+)
+def test_what_attackers_cost_too_much_is_named(planted, words):
+    found = GOOD._replace(**planted).broken()
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sort", "raised"), [("burn", ZeroDivisionError), ("idle", AssertionError)], ids=["at work", "nobody to connect to"]
+)
+def test_strangers_are_gone_however_their_time_ends(folder, sort, raised):
+    strangers = Strangers(sort, folder / "nobody", 2, 1)
+    with pytest.raises(raised), strangers:
+        raise ZeroDivisionError
+    assert len(strangers.processes) == 2
+    assert all(process.returncode is not None for process in strangers.processes)
 
 
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])

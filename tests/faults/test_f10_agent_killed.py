@@ -29,6 +29,16 @@ options = dict(connect_seconds=float(seconds), spool=spool or None)
 def write(state, number):
     state.update(f"job-{number % 7}", n=number, inc={"times": 1}, upsert=True)
 
+def say(state, number):
+    print(number, state.counters.queued, flush=True)
+
+def die(state, number):
+    while not state.counters.queued:
+        number += 1
+        write(state, number)
+    say(state, number)
+    os.kill(os.getpid(), 9)
+
 def blocking():
     from statesvc_client.blocking import StateStore
     state = StateStore.connect(path, **options)
@@ -36,8 +46,11 @@ def blocking():
         write(state, number)
         if number == int(flush_at):
             state.flush(30)
-        if number % 100 == 0 or number == int(flush_at):
-            print(number, flush=True)
+            say(state, number)
+            sys.stdin.readline()
+        elif number % 100 == 0:
+            say(state, number)
+    die(state, number)
 
 async def on_a_loop():
     from statesvc_client import StateStore
@@ -46,15 +59,17 @@ async def on_a_loop():
             write(state, number)
             if number == int(flush_at):
                 await state.flush(30)
-            if number % 100 == 0 or number == int(flush_at):
-                print(number, flush=True)
+                say(state, number)
+                sys.stdin.readline()
+            elif number % 100 == 0:
+                say(state, number)
                 await asyncio.sleep(0)
-        os.kill(os.getpid(), 9)
+        die(state, number)
 
 asyncio.run(on_a_loop()) if face == "asyncio" else blocking()
-os.kill(os.getpid(), 9)
 """
-"""Writes 0, 1, 2 ..., says how far it came, and dies at the end if nobody kills it before."""
+"""Writes 0, 1, 2 ..., says how far it came and how much of it waits, and is told to go on once it has flushed. If
+nobody kills it before, it dies at the end, at a moment at which something waits."""
 
 
 @contextmanager
@@ -63,18 +78,49 @@ def agent(
     most: int = 100_000,
 ) -> Iterator[subprocess.Popen[bytes]]:  # fmt: skip
     command = [sys.executable, "-c", AGENT, face, str(path), str(spool), str(seconds), str(flush_at), str(most)]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
+def told(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """The agent's next words: the number of a write, and how many wait."""
+    assert process.stdout is not None
+    number, waiting = process.stdout.readline().split()
+    return int(number), int(waiting)
+
+
+def flushed(process: subprocess.Popen[bytes], number: int) -> None:
+    """Wait until the agent has flushed this write; it goes on when it is told to."""
+    until(lambda: told(process) == (number, 0), f"write {number}, and nothing that waits")
+
+
+def go_on(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(b"go on\n")
+    process.stdin.flush()
+
+
 def came_to(process: subprocess.Popen[bytes], number: int) -> None:
-    """Wait until the agent has written so far."""
-    told = process.stdout
-    assert told is not None
-    until(lambda: int(told.readline() or -1) >= number, f"write {number}")
+    """Wait until the agent has written so far, and something of it waits."""
+
+    def is_there() -> bool:
+        written, waiting = told(process)
+        return written >= number and waiting > 0
+
+    until(is_there, f"write {number}, and some that wait")
+
+
+def died(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Wait until the agent has died by itself; how many writes it made, and how many of them waited then."""
+    assert process.stdout is not None
+    number, waiting = map(int, process.stdout.read().splitlines()[-1].split())
+    assert process.wait(SECONDS) == -signal.SIGKILL
+    assert waiting > 0
+    return number + 1, waiting
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -95,6 +141,8 @@ def assert_each_record_has_its_prefix(daemon: Daemon, writes: int) -> None:
 def test_what_survives_a_killed_agent_is_a_prefix_with_all_that_was_flushed(folder, face, moment):
     with serving(folder) as daemon:
         with agent(daemon.socket, face, flush_at=moment) as process:
+            flushed(process, moment)
+            go_on(process)
             came_to(process, moment + 100)
             kill(process)
         seen = logged(daemon)
@@ -106,10 +154,12 @@ def test_what_survives_a_killed_agent_is_a_prefix_with_all_that_was_flushed(fold
 def test_an_agent_killed_while_its_daemon_hangs_loses_the_tail_alone(folder):
     with serving(folder) as daemon:
         with agent(daemon.socket, flush_at=500, most=3000) as process:
-            came_to(process, 500)
+            flushed(process, 500)
             daemon.signal(signal.SIGSTOP)
             try:
-                process.wait(SECONDS)
+                go_on(process)
+                written, waiting = died(process)
+                assert (written, waiting) == (3000, 3000 - 501), "nothing was answered any more"
             finally:
                 daemon.signal(signal.SIGCONT)
         seen = logged(daemon)
@@ -126,12 +176,12 @@ def test_with_the_spool_the_next_agent_sends_what_the_killed_one_could_not(folde
     spool = folder / "spool"
     with serving(folder) as daemon:
         with agent(daemon.socket, face, spool=spool, most=1500) as process:
-            assert process.wait(SECONDS) == -signal.SIGKILL
+            written, _ = died(process)
         with StateStore.connect(str(daemon.socket), connect_seconds=SECONDS, spool=spool) as state:
             state.flush(SECONDS)
             assert state.counters.rejected == 0
-        assert logged(daemon) == list(range(1500))
-        assert_each_record_has_its_prefix(daemon, 1500)
+        assert logged(daemon) == list(range(written))
+        assert_each_record_has_its_prefix(daemon, written)
 
 
 def test_with_the_spool_an_agent_killed_at_any_moment_loses_nothing_it_was_told_is_taken(folder):
@@ -150,7 +200,7 @@ def test_with_the_spool_an_agent_killed_at_any_moment_loses_nothing_it_was_told_
 def test_with_the_spool_an_agent_killed_while_the_daemon_was_away_loses_nothing(folder):
     spool, daemon = folder / "spool", Daemon(folder)
     with agent(daemon.socket, spool=spool, seconds=0, most=1000) as process:
-        assert process.wait(SECONDS) == -signal.SIGKILL
+        assert died(process) == (1000, 1000)
     with daemon.serving():
         with StateStore.connect(str(daemon.socket), connect_seconds=SECONDS, spool=spool) as state:
             assert state.counters.restored == 1000
@@ -163,16 +213,18 @@ def test_with_the_spool_agents_killed_one_after_the_other_lose_and_double_nothin
     """Each takes over what the one before left, and is killed in its turn."""
     spool = folder / "spool"
     with serving(folder) as daemon:
+        lives = []
         for _ in range(3):
             with agent(daemon.socket, spool=spool, most=400) as process:
-                assert process.wait(SECONDS) == -signal.SIGKILL
+                written, _ = died(process)
+                lives.append(written)
         with StateStore.connect(str(daemon.socket), connect_seconds=SECONDS, spool=spool) as state:
             state.flush(SECONDS)
             assert state.counters.rejected == 0
-        assert logged(daemon) == [*range(400)] * 3
+        assert logged(daemon) == [number for written in lives for number in range(written)]
         with Client(daemon.socket) as client:
             times = [client.ask("get", jobId=f"job-{place}")["job"]["times"] for place in range(RECORDS)]
-        assert sum(times) == 1200
+        assert sum(times) == sum(lives)
 
 
 # --- a fork in the agent -------------------------------------------------------------------------------------------
@@ -197,7 +249,8 @@ if child == 0:
     print("flushed", flush=True)
     os._exit(0)
 sys.stdin.readline()
-os.kill(os.getpid(), signal.SIGKILL)  # with everything still waiting
+assert state.counters.queued == 200   # everything is still waiting
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

@@ -43,6 +43,7 @@ def test_a_stranger_racing_starts_under_umask_000_gets_nothing(setting: Setting)
         pytest.skip("strace is not installed")
     round_ = raced(setting, starts=2, seed=12)
     assert round_.breaches == []
+    assert round_.served == 2
     assert round_.found.connects["connected"] == 0
 
 

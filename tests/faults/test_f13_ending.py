@@ -246,13 +246,19 @@ def test_a_spawned_daemon_ends_with_its_parent_and_keeps_everything(folder):
         [sys.executable, "-c", AGENT, *daemon.command],
         env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert agent.stdout is not None
-    pid = int(agent.stdout.readline())
-    until(daemon._pings, "the spawned daemon")
-    with daemon.connect() as client:
-        assert client.ask("create", job={"uuid": "job-1"})["success"]
+    pid = 0
+    try:
+        assert agent.stdout is not None
+        pid = int(agent.stdout.readline())
+        until(daemon._pings, "the spawned daemon")
+        with daemon.connect() as client:
+            assert client.ask("create", job={"uuid": "job-1"})["success"]
+            agent.kill()
+            until(lambda: state_of(pid) == "Z", "the daemon to end with its parent")
+    finally:
         agent.kill()
-        until(lambda: state_of(pid) == "Z", "the daemon to end with its parent")
+        if pid and state_of(pid) != "Z":
+            os.kill(pid, signal.SIGKILL)
         said = agent.communicate()[1].decode()
     assert '"reason": "parent_gone"' in said
     assert '"exit_code": 0' in said

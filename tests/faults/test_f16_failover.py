@@ -33,6 +33,13 @@ WRITES = 400
 
 ALWAYS: dict[str, Any] = {"appendonly": "yes", "appendfsync": "always"}
 
+SLOW_TO_LOAD: dict[str, Any] = {
+    "key_load_delay": 10_000,
+    "loading_process_events_interval_bytes": 1024,
+    "rdbcompression": "no",
+}
+"""Every key takes a moment to load, and between two of them the server answers: there is time for it to say LOADING."""
+
 Trouble = Callable[[Race], Awaitable[None]]
 
 
@@ -67,6 +74,13 @@ def raced(folder: Path, values: Mapping[str, Any], trouble: Trouble, *, epochs: 
 def ask(of: Daemon, op: str, **fields: Any) -> Reply:
     with of.connect() as client:
         return client.ask(op, **fields)
+
+
+def times_said(word: str, *servers: Server) -> int:
+    """How often servers have answered with an error, by their own count: what is followed or tried again at once shows
+    in no reply of the daemon."""
+    counts = (server.info().get(f"errorstat_{word}", "count=0") for server in servers)
+    return sum(int(count.removeprefix("count=")) for count in counts)
 
 
 # --- killed ----------------------------------------------------------------------------------------------------------
@@ -252,9 +266,11 @@ def test_scripts_that_the_server_forgot_are_given_to_it_again(folder: Path):
     with Server(**ALWAYS) as server:
 
         async def trouble(race: Race) -> None:
+            before = times_said("NOSCRIPT", server)
             for _ in range(20):
                 server.say("SCRIPT", "FLUSH")
                 await race.more(20)
+            assert times_said("NOSCRIPT", server) >= before + 20
             assert race.heard["unavailable"] == race.heard["internal"] == 0
 
         raced(folder, server.settings(namespace=a_namespace()), trouble)
@@ -284,6 +300,7 @@ def test_a_full_server_is_named_refuses_writes_and_goes_on_reading(folder: Path,
         server.say("CONFIG", "SET", "maxmemory", "1")
         refused = ask(one, "create", job={"uuid": "b"})
         assert (refused["code"], refused["outcome"]) == ("no_space", "not_applied")
+        assert "memory is full" in refused["error"]
         assert ask(one, "get", jobId="a")["success"]
         checks = {check["name"]: check["verdict"] for check in ask(one, "health")["checks"]}
         assert checks["commits"] == "fail"
@@ -296,37 +313,58 @@ def test_a_full_server_is_named_refuses_writes_and_goes_on_reading(folder: Path,
 def test_a_server_that_became_a_replica_takes_no_writes_until_it_is_a_master_again(
     folder: Path, values: dict[str, Any]
 ):
-    with Server() as server, daemon(folder, "redis", server.settings(**values)).serving() as one:
+    """A write is held in the server meanwhile: else the daemon would have heard of it in time, and sent nothing."""
+    with (
+        Server() as server,
+        daemon(folder, "redis", server.settings(**values)).serving() as one,
+        ThreadPoolExecutor(1) as another,
+    ):
         assert ask(one, "create", job={"uuid": "a"})["success"]
+        server.say("CLIENT", "PAUSE", 60_000, "WRITE")
+        writing = another.submit(ask, one, "create", job={"uuid": "b"})
+        until(lambda: _holds_a_write(server), "the write to be in the server")
         server.say("REPLICAOF", HOST, free_port())
-        refused = ask(one, "create", job={"uuid": "b"})
+        server.say("CLIENT", "UNPAUSE")
+        refused = writing.result(30)
+        assert times_said("READONLY", server) > 0
         assert (refused["code"], refused["outcome"]) == ("unavailable", "not_applied")
+        assert "it is a replica" in refused["error"]
         assert ask(one, "ping")["success"]
         server.say("REPLICAOF", "NO", "ONE")
         until(lambda: ask(one, "create", job={"uuid": "c"})["success"], "a write to succeed")
         assert ask(one, "get", jobId="b")["code"] == "not_found"
 
 
+def _holds_a_write(server: Server) -> bool:
+    clients = server.say("CLIENT", "LIST").decode().splitlines()
+    return any("flags=b " in client and "cmd=eval" in client for client in clients)
+
+
 @pytest.mark.slow
 def test_a_server_that_still_loads_is_waited_for(folder: Path, values: dict[str, Any]):
-    with Server(**ALWAYS) as server, daemon(folder, "redis", server.settings(**values)).serving() as one:
-        with one.connect() as client:
-            client.hello("filler")
-            client.send(*({"op": "create", "job": {"uuid": f"j{number}"}, "seq": number} for number in range(1, 301)))
-            assert all(client.reply()["success"] for _ in range(300))
+    with (
+        Server(**ALWAYS, **SLOW_TO_LOAD) as server,
+        daemon(folder, "redis", server.settings(**values)).serving() as one,
+    ):
+        assert ask(one, "create", job={"uuid": "a"})["success"]
+        server.say("EVAL", "for i = 1, 5000 do redis.call('SET', 'k' .. i, string.rep('x', 1100)) end", 0)
+        server.say("BGREWRITEAOF")  # only while it reads such a file does it answer anybody
+        until(lambda: _is_rewritten(server), "the server's file")
         server.kill()
-        # From here on every key takes a moment to load, so that there is a time in which the server says LOADING.
-        server._options["key_load_delay"] = 10_000
-        server._run()
-        refused = until(lambda: _refused(one), "a write to be refused")
+        server.start(loaded=False)
+        refused = ask(one, "update", jobId="a", inc={"n": 1})
         assert (refused["code"], refused["outcome"]) == ("unavailable", "not_applied")
+        assert "it is still loading its data" in refused["error"]
+        assert ask(one, "health")["ready"] is False
+        assert times_said("LOADING", server) > 0
+        server.say("CONFIG", "SET", "key-load-delay", 0)
         until(lambda: ask(one, "create", job={"uuid": "new"})["success"], "a write to succeed")
-        assert ask(one, "get", jobId="j300")["success"]
+        assert ask(one, "get", jobId="a")["job"]["revision"] == 1
 
 
-def _refused(one: Daemon) -> Reply | None:
-    reply = ask(one, "update", jobId="j1", inc={"n": 1})
-    return None if reply["success"] else reply
+def _is_rewritten(server: Server) -> bool:
+    info = server.info()
+    return info["aof_rewrite_in_progress"] == info["aof_rewrite_scheduled"] == "0"
 
 
 def test_a_server_busy_with_somebody_elses_script_is_waited_for_until_it_can_answer(
@@ -391,6 +429,7 @@ def test_a_cluster_that_is_down_is_unavailable_and_served_again_when_it_is_whole
             cluster.wait_until_down()
             refused = ask(one, "create", job={"uuid": "b"})
             assert (refused["code"], refused["outcome"]) == ("unavailable", "not_applied")
+            assert "the cluster is down" in refused["error"]
             assert ask(one, "health")["ready"] is False
             other.start()
             cluster.wait_until_ok()
@@ -404,6 +443,7 @@ def test_everything_is_delivered_once_while_the_namespace_moves_to_another_maste
     """Nothing is served while a slot moves; behind it begins a new epoch, for who can tell what the other node had."""
     namespace = a_namespace()
     with Cluster() as cluster, fleet(folder, "redis", cluster.settings(namespace=namespace), 2) as daemons:
+        (before,) = {ask(each, "hello")["epoch"] for each in daemons}
         delivery = Delivery([each.socket for each in daemons], WRITES)
 
         async def move() -> None:
@@ -420,6 +460,11 @@ def test_everything_is_delivered_once_while_the_namespace_moves_to_another_maste
             return await delivery.faults()
 
         assert asyncio.run(all_of_it()) == []
+        assert times_said("MOVED", *cluster.masters) > 0
+        (after,) = {ask(each, "hello")["epoch"] for each in daemons}
+        assert {was for was, _ in delivery.epochs} >= {before}
+        assert {now for _, now in delivery.epochs} >= {after}
+        assert before not in {now for _, now in delivery.epochs}
 
 
 async def until_sent(delivery: Delivery, more: int) -> None:

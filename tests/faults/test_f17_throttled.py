@@ -27,5 +27,24 @@ def test_everything_arrives_once_and_in_order_and_histories_are_linearizable(
     assert (result.lost, result.twice) == (0, 0)
     assert result.acknowledged == result.expected >= writes
     assert result.operations >= MIXED.operations
+    assert result.too_calm() == []
     assert result.troubled["throttle"] > 0.4 * result.calls
     assert all(result.troubled[fault] for fault in ("drop", "slow", "twice"))
+
+
+EACH: dict[str, int] = dict.fromkeys(throttled.SHARES, 1000)
+
+
+@pytest.mark.parametrize(
+    ("calls", "troubled", "named"),
+    [
+        (0, {}, ["throttle", "drop"]),
+        (100, {"throttle": 1, "drop": 1}, []),
+        (10_000, EACH | {"throttle": 4_500, "drop": 400}, []),
+        (10_000, EACH | {"throttle": 4_499, "drop": 399}, ["throttle", "drop"]),
+        (10_000, EACH | {"throttle": 5_000, "hang_after": 0}, ["hang_after"]),
+    ],
+)
+def test_trouble_that_did_not_come_about_is_named(calls: int, troubled: dict[str, int], named: list[str]):
+    result = throttled.Result(seed=1, calls=calls, troubled=troubled)
+    assert [words.partition(":")[0] for words in result.too_calm()] == named

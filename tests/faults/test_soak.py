@@ -40,7 +40,8 @@ async def test_a_daemon_lives_through_every_trouble_once_and_loses_nothing(folde
     assert soak.followed > 160
     report = Report(soak)
     missed = [goal for goal in report.goals() if not goal.met]
-    assert [goal.name for goal in missed if "lost" in goal.name or "twice" in goal.name] == []
+    # What grows cannot be told in a second, and how much is done in one is the machine's.
+    assert {goal.name.split()[0] for goal in missed} <= {"memory", "descriptors", "threads", "kills", "steady"}
     assert "nothing lost: 0" in "\n".join(report.lines())
     assert len(report.samples_as_json()["samples"]) == len(soak.samples) > 4
 
@@ -107,7 +108,10 @@ def test_a_stretch_of_time_counts_once_with_its_median():
 def soaked(change: Callable[[Sample, float], Sample] = lambda sample, _: sample) -> Soak:
     """An hour of samples around a hundred megabytes, changed by what is planted."""
     chance = random.Random(3)
-    soak = Soak(Size(minutes=60, warm_up=10), Path("/nowhere"))
+    soak = Soak(Size(minutes=60, warm_up=10), Path("/nowhere"), races=60, followed=100_000)
+    soak.happened = [(60.0 * place, in_words(TROUBLES[place % len(TROUBLES)])) for place in range(60)]
+    soak.tally.faults.update([*(what for _, what in soak.happened), *["second daemon killed"] * 60])
+    soak.victim_acknowledged, soak.turns, soak.worked_seconds = 40_000, 200 * 4200, 4200.0
     for number in range(70 * 12):
         at = number * 5.0
         warming = max(0.0, 1 - at / 600) * 40
@@ -149,6 +153,31 @@ def test_what_was_lost_twice_or_wrong_is_a_goal_missed():
     soak.tally.say_wrong("an answer")
     assert missed(soak) == ["nothing", "nothing", "nothing"]
     assert "lost: a record" in "\n".join(Report(soak).lines())
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"turns": 149 * 4200}, ["steady requests"]),
+        ({"worked_seconds": 0.0}, ["steady requests"]),
+        ({"races": 59}, ["races judged"]),
+        ({"victim_acknowledged": 59}, ["writes it"]),
+        ({"followed": 0}, ["events followed"]),
+        ({"happened": [(900.0, "is stopped")] * 60}, ["kinds of"]),
+        ({"happened": [(60.0, in_words(each)) for each in TROUBLES]}, ["faults done"]),
+        ({"happened": [], "races": 0}, ["faults done", "kinds of", "races judged"]),
+    ],
+)
+def test_a_run_in_which_too_little_was_done_is_not_good(change, names):
+    missed = [goal.name for goal in Report(replace(soaked(), **change)).goals() if not goal.met]
+    assert [" ".join(name.split()[:2]).rstrip(":") for name in missed] == names
+
+
+def test_a_run_in_which_nothing_was_done_misses_every_goal_but_those_about_what_was_found():
+    goals = Report(Soak(Size(), Path("/nowhere"))).goals()
+    assert [goal.name for goal in goals if goal.met] == [
+        "nothing lost", "nothing applied twice", "nothing wrong besides"
+    ]  # fmt: skip
 
 
 def test_the_plot_can_be_read_and_has_every_measure():

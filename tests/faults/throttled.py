@@ -47,6 +47,15 @@ PLAIN_SHARE = 0.05
 
 COUNTED = 64
 
+FEWEST_WRITES = 100
+"""Those that set up the counters are there in any case, and show nothing."""
+
+LEAST_SHARES = {"throttle": 0.45, "drop": 0.04}
+"""Of all calls, that the trouble must have come to."""
+
+FEWEST_CALLS = 5_000
+"""From so many on chance keeps to those shares."""
+
 MIXED = Plan(operations=300, mixed=6, lockers=2, workers=2, jobs=10, hot=3, cold=20, ttl=5.0)
 
 
@@ -70,6 +79,14 @@ class Result:
     """Of the writes alone."""
     broken: list[str] = field(default_factory=list)
     """Promises, in words."""
+
+    def too_calm(self) -> list[str]:
+        """Trouble that there was too little of: every kind must have been, and in a large run in its share."""
+        counts = {name: self.troubled.get(name, 0) for name in SHARES}
+        least: dict[str, float] = dict.fromkeys(LEAST_SHARES, 1)
+        if self.calls >= FEWEST_CALLS:
+            least = dict.fromkeys(SHARES, 1) | {name: share * self.calls for name, share in LEAST_SHARES.items()}
+        return program.too_little(counts, least)
 
     def figures(self) -> dict[str, Any]:
         return {
@@ -160,7 +177,8 @@ def main() -> int:
     asked = options().parse_args()
     with program.scratch() as folder:
         result = run(folder, asked.writes, seed=asked.seed, tell=program.say)
-    return program.ended(asked, result.figures(), result.broken)
+    least = {"writes": max(FEWEST_WRITES, asked.writes), "operations in checked histories": MIXED.operations}
+    return program.ended(asked, result.figures(), [*result.broken, *result.too_calm()], least=least)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Histories out of a model: what clients would be told by a store that makes no mistakes, with every kind of bad luck.
 
-Owns a simulated record store in which each request takes effect at one moment between being sent and being answered.
-Must not know how histories are checked.
+Owns a simulated record store in which each request takes effect at one moment between being sent and being answered,
+and stores that make one mistake. Must not know how histories are checked.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from tests.fleet.linearizability import Key, Logged, Op
+
+ACTIONS = ("create", "update", "update", "update", "delete", "get", "get")
+"""What clients ask for, each as often as it is named."""
 
 
 @dataclass
@@ -35,12 +40,13 @@ class Model:
     """The share of writes whose answer is lost; half of those are applied, perhaps much later."""
     seconds: float = 1.0
     """How long a request takes, on average."""
+    actions: Sequence[str] = ACTIONS
     history: list[Op] = field(default_factory=list)
     log: dict[Key, list[Logged]] = field(default_factory=dict)
     _kept: dict[Key, Kept] = field(default_factory=dict)
     _made: int = 0
 
-    def run(self, operations: int) -> Model:
+    def run(self, operations: int) -> Self:
         chance = random.Random(self.seed)
         # What happens when: a client sends its next request, or a request takes effect.
         agenda: list[tuple[float, int, str, Op | None]] = []
@@ -69,7 +75,7 @@ class Model:
 
     def _ask(self, chance: random.Random, client: str, now: float) -> Op:
         key = ("kv", f"k{chance.randrange(self.records)}")
-        action = chance.choice(["create", "update", "update", "update", "delete", "get", "get"])
+        action = chance.choice(self.actions)
         self._made += 1
         condition = self._kept.get(key, Kept()).revision if chance.random() < 0.4 else None
         return Op(
@@ -113,3 +119,57 @@ class Model:
     @staticmethod
     def _met(asked: Op, kept: Kept) -> Op:
         return asked._replace(found="state", uid=kept.uid, revision=kept.revision)
+
+
+# --- stores that make one mistake ------------------------------------------------------------------------------------
+
+FAULTLESS_EFFECTS = 300
+"""Requests that took effect as they should before the mistake."""
+
+
+@dataclass
+class AppliesTwice(Model):
+    """A change takes effect once more, when others have come in between."""
+
+    has_erred: bool = False
+    _effects: int = 0
+    _change: Op | None = None
+
+    def _take_effect(self, asked: Op) -> None:
+        super()._take_effect(asked)
+        self._effects += 1
+        kept = self._kept[asked.key]
+        if self._effects < FAULTLESS_EFFECTS or self.has_erred or not kept.lives:
+            return
+        was_applied = kept.tag == asked.tag
+        if self._change is None:
+            self._change = asked if was_applied and asked.action == "update" and asked.if_revision is None else None
+        elif was_applied and asked.key == self._change.key:
+            self._decide(self._change, kept)
+            self.has_erred = True
+
+
+@dataclass
+class BringsBack(Model):
+    """Somebody who asks after a delete was acknowledged is shown the record as it was before."""
+
+    has_erred: bool = False
+    _effects: int = 0
+    _delete: Op | None = None
+    _before: Kept = field(default_factory=Kept)
+
+    def _take_effect(self, asked: Op) -> None:
+        self._effects += 1
+        if self._delete is not None and not self.has_erred and self._is_fooled(asked, self._delete):
+            self.history.append(self._met(asked._replace(tag=self._before.tag), self._before))
+            self.has_erred = True
+            return
+        before = replace(self._kept.get(asked.key, Kept()))
+        super()._take_effect(asked)
+        is_over = before.lives and not self._kept[asked.key].lives
+        if self._effects >= FAULTLESS_EFFECTS and self._delete is None and is_over and asked.outcome == "ok":
+            self._delete, self._before = asked, before
+
+    @staticmethod
+    def _is_fooled(asked: Op, delete: Op) -> bool:
+        return asked.action == "get" and asked.key == delete.key and asked.invoked > delete.returned

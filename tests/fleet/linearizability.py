@@ -15,15 +15,16 @@ was seen. Whoever only saw that there is a record, or that there is none, must f
 later. Which delete ended which life is all that is left to choose, and is tried in turn. A write of unknown fate
 may have happened at any time after it was sent, or never.
 
-The log tells in which order lives followed each other, and when they ended. Without it each life is judged by itself,
-and that no two of them were there at a time.
+The log tells in which order lives followed each other, and when they ended. It has to be whole, from before the first
+request: what somebody made or saw and it lacks was lost, whether or not anybody came by later. Without it each life is
+judged by itself, and that no two of them were there at a time.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -78,6 +79,16 @@ class Logged(NamedTuple):
     revision: int
     tag: str
     deleted: bool = False
+    token: int | None = None
+    """Of the lease the record is held under."""
+
+    def continues(self, before: Logged) -> bool:
+        """Whether it is the next of the same life."""
+        return not before.deleted and (self.uid, self.revision) == (before.uid, before.revision + 1)
+
+    def is_lapse_of(self, before: Logged) -> bool:
+        """Whether the daemon itself made it: it took a lease away, and left the rest as it was."""
+        return self.continues(before) and self.tag == before.tag and before.token is not None and self.token is None
 
 
 class _State:
@@ -133,7 +144,8 @@ def violations(
 ) -> list[str]:
     """What cannot have happened, in words; empty when every record's history can be explained.
 
-    `own_changes` names the kinds whose records the daemon changes by itself: such a change keeps the tag it finds.
+    `own_changes` names the kinds whose records the daemon changes by itself: it takes leases away, and such a change
+    keeps the tag it finds. Only the log knows of leases; without it every state that keeps the tag may be one.
     """
     by_key: dict[Key, list[Op]] = defaultdict(list)
     for op in ops:
@@ -156,7 +168,11 @@ class _Record:
         self.absent = [op for op in ops if op.found == "absent"]
         self.present = [op for op in ops if op.found == "present"]
         self.deletes = [op for op in ops if op.action == "delete" and op.outcome == "ok"]
-        self.perhaps_deleted = sorted(op.invoked for op in ops if op.action == "delete" and op.outcome == "unknown")
+        self.perhaps_deleted = [op for op in ops if op.action == "delete" and op.outcome == "unknown"]
+        self._kept: set[Stamp] = set()
+        """The states that are in the log."""
+        self._lapses: set[Stamp] = set()
+        """Of them, those that the daemon made when it took a lease away."""
         self._nowhere: list[Op] = []
         """Writes that may have been applied and left no state anybody saw."""
         self._problems: list[str] = []
@@ -167,7 +183,8 @@ class _Record:
             if op.found == "state":
                 self._met(op)
         self._attribute()
-        self._look_for_gaps()
+        if not self._problems:
+            self._look_for_gaps()
         if self._problems:
             return self._problems  # what contradicts itself need not be put in order
         return self._apart() if self._log is None else self._together()
@@ -175,13 +192,25 @@ class _Record:
     # --- which states there were, and who made them ------------------------------------------------------------------
 
     def _take_log(self) -> None:
+        before: Logged | None = None
         for entry in self._log or ():
+            if not self._comes_next(entry, before):
+                self._problems.append(f"log out of order: {entry} follows {before}")
+            if before is not None and entry.is_lapse_of(before):
+                self._lapses.add((entry.uid, entry.revision))
             if entry.deleted:
                 self._life(entry.uid).buried = True
             else:
                 self._state(entry.uid, entry.revision, entry.tag)
+                self._kept.add((entry.uid, entry.revision))
+            before = entry
         for life in self._lives.values():
             life.buried = bool(life.buried)
+
+    def _comes_next(self, entry: Logged, before: Logged | None) -> bool:
+        if before is not None and not before.deleted:
+            return entry.continues(before)
+        return entry.revision == 1 and not entry.deleted and entry.uid not in self._lives
 
     def _life(self, uid: str) -> _Life:
         if uid not in self._lives:
@@ -198,6 +227,8 @@ class _Record:
         return state
 
     def _met(self, op: Op) -> None:
+        if self._log is not None and (op.uid, op.revision) not in self._kept:
+            self._problems.append(f"lost: {op} is not in the log")
         made = op.outcome == "ok" and op.action != "get"
         state = self._state(op.uid, op.revision, op.tag if made or op.action == "get" else op.met)
         if not made:
@@ -239,24 +270,25 @@ class _Record:
     def _as_it_may(self, op: Op, made: Stamp, at: list[Stamp]) -> None:
         """It came about on the revision it asked for, and once: a change by the daemon itself keeps the tag, any other
         state with it is a second application."""
-        uid, revision = made
-        if op.if_revision not in {None, revision - 1}:
+        if op.if_revision not in {None, made[1] - 1}:
             self._problems.append(f"on another revision: {op} was to follow {op.if_revision}, and made {made}")
-        states = self._lives[uid].states
         for other in at:
-            if other == made:
-                continue
-            between = range(revision + 1, other[1] + 1)
-            carried = other[0] == uid and between and all(n not in states or states[n].tag == op.tag for n in between)
-            if not (self.own_changes and carried):
+            if other != made and not (self.own_changes and self._is_carried(made, other)):
                 self._problems.append(f"applied twice: {op} is at {made} and at {other}")
+
+    def _is_carried(self, made: Stamp, other: Stamp) -> bool:
+        """Whether the daemon itself made the other state out of this one, as far as can be told."""
+        if self._log is not None:
+            return other in self._lapses
+        states = self._lives[made[0]].states
+        between = range(made[1] + 1, other[1] + 1)
+        tag = states[made[1]].tag
+        return other[0] == made[0] and bool(between) and all(n not in states or states[n].tag == tag for n in between)
 
     def _look_for_gaps(self) -> None:
         """Revisions nobody saw must be somebody's too."""
         gaps = 0
         for life in self._lives.values():
-            if not life.states:
-                life.states[1] = _State("")  # the log knows its end only
             for revision in range(1, life.last):
                 if revision not in life.states:
                     life.states[revision] = _State("")
@@ -312,11 +344,13 @@ class _Phase(NamedTuple):
 
 
 class _End(NamedTuple):
-    """What may have ended a life: an acknowledged delete, by its place among them; one of unknown fate; nobody else."""
+    """What may have ended a life: an acknowledged delete, by its place among them; one of unknown fate, by the revision
+    it asked for; nobody else."""
 
     invoked: float
     place: int = -1
     unknown: bool = False
+    if_revision: int | None = None
 
 
 class _Choice:
@@ -336,7 +370,12 @@ class _Chain:
         """With a record, those who saw only whether it was there must fit too, and every end have its delete."""
         self._absent = record.absent if record else []
         self._present = record.present if record else []
-        self._perhaps = record.perhaps_deleted if record else []
+        self._perhaps: dict[int | None, list[Op]] = defaultdict(list)
+        """Deletes of unknown fate by the revision they asked for, the first sent first: it can do whatever the others
+        can, so they are used in this order."""
+        for op in sorted(record.perhaps_deleted if record else (), key=lambda op: op.invoked):
+            self._perhaps[op.if_revision].append(op)
+        self._perhaps_used: Counter[int | None] = Counter()
         self._own_changes = bool(record and record.own_changes)
         self._phases = [_Phase(None, None)]
         self._absences = [0]
@@ -356,23 +395,28 @@ class _Chain:
         self._used = [False] * len(self._deletes)
         self._oldest = 0
         """Before it every acknowledged delete has its life."""
-        self._unknown_used = 0
         self._problem: str | None = None
 
     def problem(self) -> str | None:
-        """What is in the way of this order, or None."""
-        for _ in range(len(self._absent) + len(self._present) + 1):  # each pushes at most so often
+        """What is in the way of this order, or None.
+
+        Whoever makes room pushes what began before it asked, and so gives another place only to those who were answered
+        before it asked. The one who asked last has its place after one turn, the one before it after two, and so on.
+        Only another choice of deletes could upset that; then nothing was shown, and that is said.
+        """
+        for _ in range(len(self._absent) + len(self._present) + 1):
             self._problem = self._walk()
             if self._problem is not None or not self._push():
-                break
-        return self._problem
+                return self._problem
+        return "undecided: no place was found for everybody who saw only whether there was a record"
 
     # --- the walk ----------------------------------------------------------------------------------------------------
 
     def _walk(self) -> str | None:
         """The earliest beginning of every phase; or the first thing that was in the way, if nothing helps."""
         self._used = [False] * len(self._deletes)
-        self._oldest = self._unknown_used = 0
+        self._oldest = 0
+        self._perhaps_used.clear()
         choices: list[_Choice] = []
         first: str | None = None
         place, now = 1, -math.inf
@@ -436,8 +480,11 @@ class _Chain:
             and (op := self._deletes[place]).returned >= now
             and op.if_revision in {None, phase.revision - 1}
         ]
-        if self._unknown_used < len(self._perhaps):
-            able.append(_End(self._perhaps[self._unknown_used], unknown=True))
+        # One that asked for this revision is of less use elsewhere.
+        for asked_for in (phase.revision - 1, None):
+            used = self._perhaps_used[asked_for]
+            first = self._perhaps.get(asked_for, [])[used : used + 1]
+            able += (_End(op.invoked, unknown=True, if_revision=asked_for) for op in first)
         ready = [end for end in able if end.invoked <= now]
         waiting = sorted((end for end in able if end.invoked > now), key=lambda end: end.invoked)
         itself = [_End(-math.inf)] if self._own_changes else []
@@ -459,13 +506,13 @@ class _Chain:
     def _take(self, end: _End) -> None:
         if end.place >= 0:
             self._use(end.place)
-        self._unknown_used += end.unknown
+        self._perhaps_used[end.if_revision] += end.unknown
 
     def _take_back(self, end: _End) -> None:
         if end.place >= 0:
             self._used[end.place] = False
             self._oldest = min(self._oldest, end.place)
-        self._unknown_used -= end.unknown
+        self._perhaps_used[end.if_revision] -= end.unknown
 
     def _use(self, place: int) -> None:
         self._used[place] = True

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.fleet.linearizability import Key, Stamp
-from tests.fleet.lines import Speaker, Told, Unanswered
+from tests.fleet.lines import Json, Speaker, Told, Unanswered
 from tests.fleet.story import Guarded, Story
 from tests.fleet.watchers import Watcher
 
@@ -397,7 +397,7 @@ class Race:
         await self._leases_ended(keys)
         for place, path in enumerate(self.paths):
             speaker = self._speaker("auditor", place)
-            found = {key: (await speaker.read(op="get", kind=key[0], id=key[1])).record for key in keys}
+            found = {key: await self._audited(speaker, key) for key in keys}
             self.finals[path] = {key: _stamp(record) for key, record in found.items()}
             self.records = self.records or found
             self.epochs.add((await speaker.read(op="health")).reply["epoch"])
@@ -406,6 +406,12 @@ class Race:
         for place, path in enumerate(self.paths):
             self.lists[path] = await self._listed(self._speaker("auditor", place), alive)
         await self._watched()
+
+    async def _audited(self, speaker: Speaker, key: Key) -> Json | None:
+        """The record as it is in the end, which is a part of its history: what was acknowledged is in it."""
+        told = await speaker.read(op="get", kind=key[0], id=key[1])
+        self.story.add(speaker.name, "get", key, told)
+        return told.record
 
     async def _leases_ended(self, keys: list[Key]) -> None:
         """Leases of the dead lapse, each once; then nobody writes any more."""
@@ -439,14 +445,38 @@ class Race:
             await asyncio.sleep(0.05)
 
     async def _watched(self) -> None:
-        """Give every watcher the time to see the end of every record."""
+        """Give every watcher the time to see all that was acknowledged, and the end of every record."""
         deadline = time.monotonic() + self.plan.settles
         finals = {key: stamp for key, stamp in self.finals[self.paths[0]].items() if stamp is not None}
-        while time.monotonic() < deadline and any(watcher.behind(finals) for watcher in self.watchers):
-            await asyncio.sleep(0.05)
-        # What was deleted is not in `finals`; its tombstones are on their way with the rest.
+        for watcher in self.watchers:
+            owed = self._acknowledged()
+            while time.monotonic() < deadline and (
+                watcher.behind(finals) or (owed := _not_seen(owed, watcher)) or self._has_ends_to_come(watcher)
+            ):
+                await asyncio.sleep(0.05)
         while time.monotonic() < deadline and len({watcher.count for watcher in self.watchers}) > 1:
             await asyncio.sleep(0.05)
+
+    def _acknowledged(self) -> dict[Key, set[Stamp]]:
+        """The states that writers were told to have made."""
+        made: defaultdict[Key, set[Stamp]] = defaultdict(set)
+        for op in self.story.ops:
+            if op.found == "state" and op.outcome == "ok" and op.action != "get":
+                made[op.key].add((op.uid, op.revision))
+        return made
+
+    def _has_ends_to_come(self, watcher: Watcher) -> bool:
+        """Whether it takes a record to be there that is not."""
+        finals = self.finals[self.paths[0]]
+        return any(
+            stamp is None and (seen := watcher.seen.get(key)) and seen[-1].type != "deleted"
+            for key, stamp in finals.items()
+        )
+
+
+def _not_seen(owed: dict[Key, set[Stamp]], watcher: Watcher) -> dict[Key, set[Stamp]]:
+    left = {key: stamps - {each.stamp for each in watcher.seen.get(key, ())} for key, stamps in owed.items()}
+    return {key: stamps for key, stamps in left.items() if stamps}
 
 
 def _stamp(record: dict[str, Any] | None) -> Stamp | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fleet.histories import Model
+from tests.fleet.histories import AppliesTwice, BringsBack, Model
 from tests.fleet.linearizability import Logged, Op, violations
 
 KEY = ("kv", "k")
@@ -74,10 +74,44 @@ def test_a_delete_of_unknown_fate_may_explain_an_absence():
     assert kinds_of(violations([BIRTH, gone, read("c", 8, 9, "u", 1)], {KEY: [BORN]})) == {"out of order"}
 
 
+def test_a_delete_of_unknown_fate_explains_the_end_of_the_revision_it_asked_for_only():
+    gone = op("c", "get", 5, 6, found="absent")
+    for asked_for, found in ((1, set()), (2, {"ended by nobody"})):
+        lost = op("b", "delete", 2, math.inf, "unknown", if_revision=asked_for)
+        assert kinds_of(violations([BIRTH, lost, gone], {KEY: [BORN, END]})) == found
+
+
+def test_of_deletes_of_unknown_fate_each_ends_the_life_it_can():
+    """The one that was sent first, and may have been any life's end, is left for the life that no other can end."""
+    any_life = op("b", "delete", 2, math.inf, "unknown")
+    second = op("b", "delete", 3, math.inf, "unknown", if_revision=2)
+    history = [BIRTH, any_life, second, made("a", "create", 4, 5, "v", 1), made("a", "update", 6, 7, "v", 2)]
+    log = [BORN, END, Logged("v", 1, "v.1"), Logged("v", 2, "v.2"), Logged("v", 3, "", deleted=True)]
+    assert violations(history, {KEY: log}) == []
+    assert violations([each for each in history if each is not second], {KEY: log}) != []
+
+
 def test_a_change_of_the_daemons_own_keeps_the_tag_it_finds():
     history = [BIRTH, read("c", 2, 3, "u", 2, tag=BIRTH.tag)]
     assert violations(history, own_changes={"kv"}) == []
     assert kinds_of(violations(history)) == {"applied twice"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        pytest.param(7, None, set(), id="the lease was taken away"),
+        pytest.param(None, None, {"applied twice"}, id="there was none"),
+        pytest.param(7, 7, {"applied twice"}, id="it is still held"),
+        pytest.param(7, 8, {"applied twice"}, id="it was taken again"),
+    ],
+)
+def test_a_second_state_of_a_write_is_the_daemons_own_only_where_a_lease_went(
+    before: int | None, after: int | None, found: set[str]
+):
+    log = {KEY: [BORN._replace(token=before), Logged("u", 2, BORN.tag, token=after)]}
+    assert kinds_of(violations([BIRTH], log, own_changes={"kv"})) == found
+    assert kinds_of(violations([BIRTH], log)) == {"applied twice"}
 
 
 def test_a_hundred_thousand_operations_are_checked_in_one_go():
@@ -119,6 +153,40 @@ def test_an_acknowledged_write_that_the_log_lacks_is_found():
     log = {KEY: [BORN]}
     assert kinds_of(violations([BIRTH, duplicate], log)) == {"lost"}
     assert violations([BIRTH, duplicate], {KEY: [*log[KEY], Logged("u", 2, "x")]}) == []
+
+
+@pytest.mark.parametrize("told", ["create", "update", "get", "refused"])
+def test_what_the_log_lacks_is_found_though_nobody_came_by_later(told: str):
+    """The newest state of a record is gone, and whoever looks at it afterwards finds nothing wrong."""
+    wrote = op("b", "update", 2, math.inf, "unknown", tag="x")
+    lost = {
+        "create": [BIRTH],
+        "update": [BIRTH, made("a", "update", 2, 3, "u", 2)],
+        "get": [BIRTH, wrote, read("a", 4, 5, "u", 2, tag="x")],
+        "refused": [BIRTH, wrote, op("a", "update", 4, 5, "not_applied", found="state", uid="u", revision=2, met="x")],
+    }[told]
+    assert violations(lost) == []
+    assert kinds_of(violations(lost, {KEY: [] if told == "create" else [BORN]})) == {"lost"}
+
+
+def test_an_acknowledged_write_that_the_last_read_does_not_show_is_found_without_a_log():
+    update = made("a", "update", 2, 3, "u", 2)
+    assert violations([BIRTH, update]) == []
+    assert kinds_of(violations([BIRTH, update, read("auditor", 9, 10, "u", 1)])) == {"out of order"}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param([BORN, Logged("u", 3, "u.3")], id="a gap"),
+        pytest.param([Logged("u", 2, "u.2")], id="no beginning"),
+        pytest.param([BORN, END, Logged("u", 3, "u.3")], id="a life after its end"),
+        pytest.param([BORN, Logged("v", 1, "v.1")], id="a life without an end"),
+        pytest.param([BORN, END, BORN], id="a life that came back"),
+    ],
+)
+def test_a_log_that_is_not_one_life_after_the_other_is_found(log: list[Logged]):
+    assert "log out of order" in kinds_of(violations([BIRTH], {KEY: log}))
 
 
 def test_a_stale_read_is_found():
@@ -236,3 +304,15 @@ def test_one_fault_in_a_long_history_is_found(plant: Callable[[list[Op], random.
     plant(history, random.Random(seed))
     assert violations(history, model.log) != []
     assert violations(history) != []
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize(
+    ("store", "kinds"), [(AppliesTwice, {"applied twice"}), (BringsBack, {"applied nowhere", "out of order"})]
+)
+def test_one_mistake_of_a_store_in_a_long_history_is_found(
+    store: type[AppliesTwice | BringsBack], kinds: set[str], seed: int
+):
+    model = store(seed, clients=6, records=3, unknown=0.05).run(1500)
+    assert model.has_erred
+    assert kinds_of(violations(model.history, model.log)) & kinds

@@ -208,3 +208,35 @@ async def test_an_engine_that_breaks_the_rules_is_found_out(start_fleet: StartFl
     found = faults(race)
     print(f"{len(found)} faults, such as {found[:3]}")
     assert found
+
+
+class Tailless(WeakEngine):
+    """Once it is told to, says of records few ask for that a write was applied, and did not."""
+
+    is_told = False
+
+    def _attempt(self, unit: Unit) -> Result:
+        is_quiet = len(unit) == 1 and unit[0].row.key[1].startswith("cold-")
+        return "applied" if self.is_told and is_quiet else super()._attempt(unit)
+
+
+async def test_the_last_writes_that_were_acknowledged_and_dropped_are_found_though_nobody_came_by_later(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+):
+    """Log, lists and last reads agree with each other, and not with what the writers were told."""
+    monkeypatch.setattr(Tailless, "is_told", False)
+    race = Race(
+        await start_fleet(Tailless),
+        Plan(until_told=True, hot=1, cold=2000, jobs=10, ttl=1.0, settles=2.0, insists=2.0),
+    )
+
+    async def meanwhile() -> None:
+        await race.more(1000)
+        monkeypatch.setattr(Tailless, "is_told", True)
+        await race.more(50)
+        race.end()
+
+    await race.run(meanwhile)
+    found = faults(race)
+    assert found
+    assert all(": lost: " in fault for fault in found), found

@@ -9,10 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from tests.fleet.linearizability import Key, Op, violations
+from tests.fleet.linearizability import Key, Logged, Op, violations
 from tests.fleet.race import Race
 from tests.fleet.story import Guarded
-from tests.fleet.watchers import Seen
+from tests.fleet.watchers import Seen, Watcher
 
 OWN_CHANGES = frozenset({"lock", "job"})
 """Kinds whose records the daemon changes by itself: leases lapse."""
@@ -76,7 +76,15 @@ def _histories(race: Race) -> list[str]:
     seen = _log(race)
     watcher = max(race.watchers, key=lambda each: each.count)
     known = [*_sharp(race), *_placed(race, seen), *_taken_in_vain(race, seen)]
-    return [*_vain_claims(race, seen), *violations(known, watcher.log(), OWN_CHANGES)]
+    return [*_vain_claims(race, seen), *violations(known, _with_leases(watcher), OWN_CHANGES)]
+
+
+def _with_leases(watcher: Watcher) -> dict[Key, list[Logged]]:
+    """What it saw as the log, with the leases, by which changes of the daemon's own are known."""
+    return {
+        key: [entry._replace(token=each.token) for entry, each in zip(entries, watcher.seen[key], strict=True)]
+        for key, entries in watcher.log().items()
+    }
 
 
 def _placed(race: Race, seen: dict[Key, list[Seen]]) -> Iterator[Op]:
@@ -142,11 +150,11 @@ def _two_holders(race: Race) -> Iterator[str]:
     for key, given in claims.items():
         if len({claim.token for claim in given}) != len(given):
             yield f"{'/'.join(key)}: a token was given to two: {sorted(claim.token for claim in given)}"
-        given.sort(key=lambda claim: claim.token)
     for done in race.story.guarded:
         newer = [claim for claim in claims[done.key] if claim.token > done.token]
-        if newer and newer[0].returned < done.invoked:
-            yield f"{'/'.join(done.key)}: {done.what} with token {done.token} after {newer[0].token} was handed over"
+        first = min(newer, key=lambda claim: claim.returned, default=None)
+        if first is not None and first.returned < done.invoked:
+            yield f"{'/'.join(done.key)}: {done.what} with token {done.token} after {first.token} was handed over"
 
 
 # --- what was counted ------------------------------------------------------------------------------------------------

@@ -6,12 +6,16 @@ what they say. Both servers announce the port of their proxy, so that nobody eve
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from tests.fleet.proxies import Proxy
 from tests.redis.servers import SentinelPair, Server
 
 Side = Literal["daemon", "sentinel", "replica"]
+
+ANNOUNCED = "announced.conf"
+"""In a server's own folder, read whenever it starts: the port of its proxy is known only once it has a port itself."""
 
 
 def side(first: bytes) -> Side:
@@ -25,23 +29,24 @@ class PartitionedPair(SentinelPair):
     """A Sentinel pair with a network that can be cut."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(include=ANNOUNCED, **options)
         self._proxies: dict[Server, Proxy] = {}
+        self._network = ExitStack()
 
     def port_of(self, server: Server) -> int:
         return self._proxies[server].port
 
     def _start_both(self) -> None:
+        for server in (self.first, self.second):
+            (server.folder / ANNOUNCED).touch()
         super()._start_both()
         for server in (self.first, self.second):
-            proxy = self._proxies[server] = Proxy(server.port, side).__enter__()
-            server._options |= {"replica_announce_port": proxy.port}
+            proxy = self._proxies[server] = self._network.enter_context(Proxy(server.port, side))
+            (server.folder / ANNOUNCED).write_text(f"replica-announce-port {proxy.port}\n")
             server.say("CONFIG", "SET", "replica-announce-port", proxy.port)
 
     def stop(self) -> None:
-        for proxy in self._proxies.values():
-            proxy.__exit__()
-        self._proxies.clear()
+        self._network.close()
         super().stop()
 
     def cut_off(self, server: Server, *sides: Side) -> None:

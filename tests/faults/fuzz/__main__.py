@@ -24,6 +24,9 @@ SQLITE_PART = 0.02
 """The part of the frames in process that goes to sqlite: there each takes a journey to the disk."""
 
 
+IN_PROCESS, SOCKET = "frames in process", "frames over the socket"
+EXECUTIONS, COVERAGE = "inputs guided by coverage", "places they reached"
+
 Report = inside.Report | outside.Report
 
 
@@ -41,15 +44,25 @@ def options() -> ArgumentParser:
 
 def main() -> int:
     asked = options().parse_args()
+    program.say(f"seed {asked.seed}")
     reports = run(asked.frames, asked.socket_frames, asked.seed, asked.workers, asked.keep)
     broken = [f"{_name(report)}: {finding}" for report in reports for finding in _broken(report)]
-    if asked.guided_seconds and guided.run(asked.guided_seconds, seed=asked.seed, keep=asked.keep):
-        broken.append("guided by coverage: something was found, or it cannot run")
-    figures = {
-        **{_name(report): _figures(report) for report in reports},
-        "seconds guided by coverage": asked.guided_seconds,
-    }
-    return program.ended(asked, figures, broken)
+    figures: dict[str, Any] = {_name(report): _figures(report) for report in reports}
+    done, least = _totals(reports), {IN_PROCESS: asked.frames, SOCKET: asked.socket_frames, "frames": 1}
+    if asked.guided_seconds:
+        outcome = guided.run(asked.guided_seconds, seed=asked.seed, keep=asked.keep)
+        if outcome.code:
+            broken.append("guided by coverage: something was found, or it cannot run")
+        done |= {EXECUTIONS: outcome.executions, COVERAGE: outcome.coverage}
+        least |= {EXECUTIONS: 1, COVERAGE: 1}
+    figures |= done | {"seconds guided by coverage": asked.guided_seconds}
+    return program.ended(asked, figures, broken, least=least)
+
+
+def _totals(reports: list[Report]) -> dict[str, int]:
+    in_process = sum(report.frames for report in reports if isinstance(report, inside.Report))
+    every = sum(report.frames for report in reports)
+    return {"frames": every, IN_PROCESS: in_process, SOCKET: every - in_process}
 
 
 def run(frames: int, socket_frames: int, seed: int, workers: int, keep: Path) -> list[Report]:
@@ -58,11 +71,12 @@ def run(frames: int, socket_frames: int, seed: int, workers: int, keep: Path) ->
     share = -(-(frames - on_sqlite) // workers)
     # Started anew rather than forked, and each once: what a process held before is not what it is to be judged by.
     context = get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(workers, context, program.end_with_parent, max_tasks_per_child=1) as pool:
         jobs: list[Future[inside.Report]] = [
-            pool.submit(inside.run, share, seed=seed + number, keep=keep) for number in range(workers)
+            pool.submit(inside.run, share, seed=seed + number, keep=keep) for number in range(workers) if share
         ]
-        jobs.append(pool.submit(inside.run, on_sqlite, seed=seed + workers, backend="sqlite", keep=keep))
+        if on_sqlite:
+            jobs.append(pool.submit(inside.run, on_sqlite, seed=seed + workers, backend="sqlite", keep=keep))
         fuzzed = [job.result() for job in jobs]
     halves = {"sqlite": socket_frames - socket_frames // 2, "memory": socket_frames // 2}
     hostile = [outside.run(half, seed=seed, backend=name, keep=keep) for name, half in halves.items() if half]
@@ -82,12 +96,14 @@ def _figures(report: Report) -> dict[str, Any]:
         "good client": report.good_answers,
         "worst ms": round(report.good_worst_ms) if isinstance(report, outside.Report) else "",
         "seconds": round(report.seconds),
-        "drift MiB": round(report.drift_bytes / inside.MIB, 1),
+        "drift MiB": "not measured" if report.drift_bytes is None else round(report.drift_bytes / inside.MIB, 1),
     }
 
 
 def _broken(report: Report) -> list[str]:
-    return report.findings if report.findings or report.is_good else ["memory grew by more than it may"]
+    """A fuzzer of whose frames none goes well shows as little as one beside which nobody good is served."""
+    found = report.findings if report.findings or report.is_good else ["memory grew by more than it may"]
+    return [*found, *program.too_little(_figures(report), {"replies": 1, "good ones": 1, "good client": 1})]
 
 
 if __name__ == "__main__":

@@ -16,12 +16,34 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.faults import program
 
 from .inputs import CORPUS
 
 LONGEST_INPUT = 4096
+
+_EXECUTED = re.compile(r"stat::number_of_executed_units: *(\d+)")
+_COVERED = re.compile(r"^#\d+\s.*\bcov: (\d+)")
+
+
+class Outcome(NamedTuple):
+    """What a run came to."""
+
+    code: int
+    """0 when nothing was found."""
+    executions: int = 0
+    coverage: int = 0
+    """Places in the code that were reached, as libFuzzer counts them."""
+
+    def told(self, line: str) -> Outcome:
+        """After a line of libFuzzer's."""
+        executed, covered = _EXECUTED.search(line), _COVERED.search(line)
+        return self._replace(
+            executions=int(executed[1]) if executed else self.executions,
+            coverage=int(covered[1]) if covered else self.coverage,
+        )
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -34,11 +56,11 @@ def main(given: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(given)
     if asked.merge is not None:
         return merge(asked.merge)
-    return run(asked.seconds, seed=asked.seed, grow=asked.grow, keep=asked.keep)
+    return run(asked.seconds, seed=asked.seed, grow=asked.grow, keep=asked.keep).code
 
 
-def run(seconds: int, *, seed: int, keep: Path, grow: Path | None = None) -> int:
-    """Fuzz for so long. 0 when nothing was found."""
+def run(seconds: int, *, seed: int, keep: Path, grow: Path | None = None) -> Outcome:
+    """Fuzz for so long."""
     with program.scratch() as temporary:
         grown = grow or temporary
         grown.mkdir(parents=True, exist_ok=True)
@@ -50,7 +72,7 @@ def run(seconds: int, *, seed: int, keep: Path, grow: Path | None = None) -> int
 
 def merge(grown: Path) -> int:
     """Take into the corpus what reaches code that nothing in it reaches, under names that can be read."""
-    code = _in_its_own_process("-merge=1", "-use_counters=0", str(CORPUS), str(grown))
+    code = _in_its_own_process("-merge=1", "-use_counters=0", str(CORPUS), str(grown)).code
     for path in CORPUS.iterdir():
         if re.fullmatch("[0-9a-f]{40}", path.name):
             path.rename(CORPUS / f"grown-{_about(path.read_bytes())}-{path.name[:8]}")
@@ -63,13 +85,24 @@ def _about(stream: bytes) -> str:
     return next((op for op in ops if op != "hello"), ops[0] if ops else "bytes")
 
 
-def _in_its_own_process(*options: str) -> int:
-    """libFuzzer ends the process it runs in."""
+def _in_its_own_process(*options: str) -> Outcome:
+    """libFuzzer ends the process it runs in. What it says is shown as it comes."""
     common = [f"-max_len={LONGEST_INPUT}", "-timeout=60", "-rss_limit_mb=1024", "-print_final_stats=1"]
     command = [sys.executable, "-m", "tests.faults.fuzz.guided_process", *common, *options]
     # It ends without tidying up.
     with program.scratch() as folder:
-        return subprocess.run(command, check=False, env=os.environ | {"TMPDIR": str(folder)}).returncode
+        env = os.environ | {"TMPDIR": str(folder)}
+        outcome = Outcome(0)
+        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+            try:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    program.say(line.rstrip("\n"))
+                    outcome = outcome.told(line)
+            except BaseException:
+                process.kill()
+                raise
+    return outcome._replace(code=process.returncode)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ import msgspec
 from statesvc_client import wire
 from tests.daemon.harness import Client, Daemon, serving
 from tests.faults import program
+from tests.faults.soak.sampling import sockets
 
 from .inputs import Inputs, corpus, frames_of
 from .inside import MOST_DRIFT_BYTES, Findings
-from .judging import Exchange, demand, meant
+from .judging import Broken, Exchange, demand, meant
 from .target import END, ENDED, LIMITS, Input
 
 LAPS = 10
@@ -226,9 +227,10 @@ async def fuzz(daemon: Daemon, good: GoodClient, frames: int, report: Report, fi
     async with _served(good, findings):
         inputs = Inputs(Random(report.seed), list(corpus().values()))
         crowd = [Hostile(daemon.socket, inputs, good.limits, report, findings) for _ in range(HOSTILE)]
+        alone = sockets(daemon.pid)
         for lap in range(1, LAPS + 1):
             await asyncio.gather(*(hostile.go_on(frames * lap // LAPS) for hostile in crowd))
-            await asyncio.sleep(0.1)
+            await _forgotten(daemon, alone, findings)
             report.lap_mib.append(round(daemon.rss_bytes() / 2**20, 1))
             rate = report.frames / (time.monotonic() - report.seconds)
             print(
@@ -236,6 +238,16 @@ async def fuzz(daemon: Daemon, good: GoodClient, frames: int, report: Report, fi
                 file=sys.stderr,
                 flush=True,
             )
+
+
+async def _forgotten(daemon: Daemon, alone: int, findings: Findings) -> None:
+    """Wait until the daemon has closed what the hostile ones have left: what they hold is not what it keeps."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (open_ := sockets(daemon.pid)) > alone:
+        if time.monotonic() > deadline:
+            findings.add(Broken(f"{open_ - alone} connections are still open that were left"), None)
+            return
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

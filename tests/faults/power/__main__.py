@@ -20,6 +20,8 @@ from .campaign import Progress, Share, Tally, run
 from .operations import Recording
 from .recordings import record_all
 
+LEAST = {"points": 1, "looked at closely": 1, "inside a commit": 1, "of a second loss": 1}
+
 
 def options() -> ArgumentParser:
     parser = program.options("power", __doc__, seed=1)
@@ -38,7 +40,7 @@ def main() -> int:
         return program.cannot("strace is not installed")
     with program.scratch(in_memory=True) as scratch:
         tally = _campaign(scratch, asked)
-    return program.ended(asked, tally.figures(), tally.problems)
+    return program.ended(asked, tally.figures(), tally.problems, least=LEAST | {"states": asked.states or 1})
 
 
 _recordings: Sequence[Recording] = ()
@@ -54,7 +56,7 @@ def _campaign(scratch: Path, asked: Namespace) -> Tally:
     workers = asked.workers
     share = Share(-(-asked.states // workers), str(asked.seed), scratch, asked.keep, -(-asked.daemons // workers))
     shares = [share._replace(worker=number, workers=workers) for number in range(workers)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(workers, get_context("fork"), initializer=program.end_with_parent) as pool:
         done = [pool.submit(_share, each) for each in shares]
         _show(done, asked.states)
     tally = Tally()

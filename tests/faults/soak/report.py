@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tests.faults.soak.running import Sample, Soak
 from tests.faults.soak.slopes import Point, Slope, medians, theil_sen
+from tests.faults.soak.troubles import TROUBLES
 
 MEMORY_MIB_AN_HOUR = 1.0
 """What the memory may grow by, the upper end of the interval included."""
@@ -20,6 +21,13 @@ MINUTE = 60.0
 
 FEWEST_POINTS = 5
 """Below this a slope says nothing."""
+
+LEAST_PART = 0.5
+"""Of the load and of the faults there is time for, that must have come about: a run in which less happened shows less
+than it is asked for. A busy machine is slow, and a fault under way puts off the next."""
+
+KILLED = "second daemon killed"
+"""A fault that is not done to the daemon that is measured."""
 
 
 class Goal(NamedTuple):
@@ -50,7 +58,7 @@ class Report:
     # --- goals -------------------------------------------------------------------------------------------------------
 
     def goals(self) -> list[Goal]:
-        return [self._memory(), self._flat("descriptors"), self._flat("threads"), *self._findings()]
+        return [self._memory(), self._flat("descriptors"), self._flat("threads"), *self._findings(), *self._done()]
 
     def _memory(self) -> Goal:
         slope = self.slope("rss")
@@ -70,6 +78,23 @@ class Report:
             Goal("nothing applied twice", not tally.twice, str(tally.twice)),
             Goal("nothing wrong besides", not tally.wrong, str(tally.wrong)),
         ]
+
+    def _done(self) -> list[Goal]:
+        """That there was something to be found."""
+        soak, size, faults = self._soak, self._soak.size, self._soak.tally.faults
+        fewest = max(1, round(LEAST_PART * size.faults))
+        troubles = sum(at >= self.warm_up_seconds for at, _ in soak.happened)
+        kinds = len({what for _, what in soak.happened})
+        rate = soak.turns / soak.worked_seconds if soak.worked_seconds else 0.0
+        goals = [
+            _at_least("faults done to it after the warm-up", troubles, fewest),
+            _at_least("kinds of faults", kinds, len(TROUBLES)),
+            _at_least("kills of the second daemon", faults[KILLED], fewest),
+            _at_least("writes it acknowledged", soak.victim_acknowledged, max(1, faults[KILLED])),
+            _at_least("steady requests a second", round(rate, 1), LEAST_PART * size.rate),
+            _at_least("events followed", soak.followed, 1),
+        ]
+        return [*goals, _at_least("races judged", soak.races, max(1, len(soak.happened)))] if size.raced else goals
 
     @property
     def is_good(self) -> bool:
@@ -124,6 +149,8 @@ class Report:
             "wrong": tally.wrong,
             "words": tally.words,
             "races": soak.races,
+            "turns": soak.turns,
+            "worked": round(soak.worked_seconds, 1),
             "followed": soak.followed,
             "resumed": soak.resumed,
             "victim": {"acknowledged": soak.victim_acknowledged, "resent": soak.victim_resent},
@@ -144,6 +171,10 @@ class Report:
     @property
     def happened(self) -> list[tuple[float, str]]:
         return self._soak.happened
+
+
+def _at_least(what: str, found: float, fewest: float) -> Goal:
+    return Goal(f"{what}: {fewest:g} at least", found >= fewest, f"{found:g}")
 
 
 def _told(slope: Slope | None, unit: str) -> str:

@@ -78,6 +78,11 @@ class Size:
             return min(self.fault_seconds, 60 * self.warm_up / (ROUNDS * len(TROUBLES) + 1))
         return self.fault_seconds
 
+    @property
+    def faults(self) -> int:
+        """As many as there is time for after the warm-up, were each over at once."""
+        return int(60 * self.minutes / self.fault_seconds)
+
 
 @dataclass
 class Sample:
@@ -111,6 +116,9 @@ class Soak:
     happened: list[tuple[float, str]] = field(default_factory=list)
     """When each trouble began."""
     races: int = 0
+    turns: int = 0
+    worked_seconds: float = 0.0
+    """Of the steady load: what was done, and in how long."""
     victim_acknowledged: int = 0
     victim_resent: int = 0
     followed: int = 0
@@ -159,6 +167,7 @@ class Soak:
                 await self._kill(victim)
                 await troubled
             finally:
+                self.turns, self.worked_seconds = scene.crew.turns, self.elapsed
                 scene.crew.stop()
                 sampling.cancel()
 

@@ -38,6 +38,18 @@ def taken(pid: int) -> Taken:
     )
 
 
+def sockets(pid: int) -> int:
+    """Sockets it has open: connections, and those it listens at. An engine opens files whenever it needs them."""
+    return sum(_is_socket(Path(entry.path)) for entry in os.scandir(f"/proc/{pid}/fd"))
+
+
+def _is_socket(descriptor: Path) -> bool:
+    try:
+        return os.readlink(descriptor).startswith("socket:")
+    except FileNotFoundError:  # closed since
+        return False
+
+
 def folder_bytes(folder: Path) -> int:
     """Of all files below it; those that go meanwhile count as gone."""
     sizes = 0

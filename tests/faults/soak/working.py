@@ -272,6 +272,8 @@ class Crew:
     seed: int
     gardeners: list[Gardener] = field(default_factory=list)
     clerks: list[Clerk] = field(default_factory=list)
+    turns: int = 0
+    """What they have done while they worked steadily."""
     _stopping: bool = False
 
     @classmethod
@@ -308,6 +310,7 @@ class Crew:
         while not self._stopping:
             await pace.turn()
             await worker.work()
+            self.turns += 1
 
     def stop(self) -> None:
         self._stopping = True
