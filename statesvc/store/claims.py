@@ -96,7 +96,7 @@ class _Taking:
 
     async def take(self, key: Key, decide: Decide) -> None:
         try:
-            unit = await self._store.attempt([key], decide)
+            unit = await self._store.attempt([key], decide, once=True)
         except (Refusal, RequestFault) as refused:
             self._refused = self._refused or refused
             return
@@ -191,7 +191,7 @@ class Claims:
         return await self._take_best(asked)
 
     async def _take_one(self, asked: _Asked, key: Key) -> Row | None:
-        unit = await self._store.attempt([key], partial(self._decide, asked, key))
+        unit = await self._store.attempt([key], partial(self._decide, asked, key), once=True)
         return None if unit is None else unit[0].row
 
     def _decide(self, asked: _Asked, key: Key, rows: list[Row | None]) -> Unit | None:

@@ -265,7 +265,7 @@ class Race:
             self._unsure.clear()
         if self._is_overtaken(row):
             why = f"{self._kind.name} {self._key[1]} was changed by another"
-            return Decided(refused=_perhaps_applied(why))
+            return Decided(refused=perhaps_applied(why))
         made = self._decide(row)
         if not isinstance(made, Write):
             return await self._answered(made, None, None)
@@ -315,7 +315,7 @@ class Race:
             made = self._store.decide(self._request, self._fields, subject, self._caller, replayed=replayed)
         except StateError as refused:
             in_doubt = self._unsure and not self._marked
-            return Decided(refused=_perhaps_applied(refused.text) if in_doubt else refused.with_traceback(None))
+            return Decided(refused=perhaps_applied(refused.text) if in_doubt else refused.with_traceback(None))
         if isinstance(made, int):
             return Decided(row, duplicate_of=made)
         return Decided(row) if made is None else made
@@ -410,6 +410,6 @@ def in_doubt(problem: StateError) -> StateError:
     return type(problem)(problem.text, outcome="unknown", record=problem.record)
 
 
-def _perhaps_applied(why: str) -> StateError:
+def perhaps_applied(why: str) -> StateError:
     """What is said after a commit whose fate is not known, when the record no longer tells it."""
     return Internal(f"the write may have been applied before it was overtaken: {why}", outcome="unknown")

@@ -52,7 +52,7 @@ from .handing import hand_over
 from .kinds import Kind, Kinds
 from .leases import Leases
 from .leasing import Kept
-from .racing import ALONE, ATTEMPTS, Decided, Look, Precedence, Race, Tell, in_doubt, stepped_back
+from .racing import ALONE, ATTEMPTS, Decided, Look, Precedence, Race, Tell, in_doubt, perhaps_applied, stepped_back
 from .reads import Reads
 from .records import checked_id, identify
 from .sequence import Sequence as Lines
@@ -297,9 +297,15 @@ class Store:
         unit = decide([self.newest(key)[0] for key in keys])
         return (unit, self.commits.add(unit)) if unit else None
 
-    async def attempt(self, keys: Sequence[Key], decide: Decide) -> Unit | None:
-        """Read, decide, commit; on a shared engine again after every lost race. Returns what was committed."""
+    async def attempt(self, keys: Sequence[Key], decide: Decide, *, once: bool = False) -> Unit | None:
+        """Read, decide, commit; on a shared engine again after every lost race. Returns what was committed.
+
+        After a commit whose fate is not known, what follows from the state alone is decided anew on whatever is there.
+        What must happen `once` at most is decided anew only as long as nothing has changed: then the first commit and
+        the next cannot both be applied. Otherwise it may have happened and been overtaken.
+        """
         unsure: list[Unit] = []
+        basis: list[Row | None] = []
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
             try:
@@ -308,12 +314,17 @@ class Store:
                 if done is not None:
                     await self.engine.assure()
                     return done
-                unit = decide(rows)
+                if once and unsure and rows != basis:
+                    raise perhaps_applied("others have changed the record since")
+                unit, basis = decide(rows), rows
+                if not unit and once and unsure:
+                    raise perhaps_applied("by now there is nothing to do")
                 if not unit:
                     return None
                 result = await self.committed(unit)
-            except ServiceFault as problem:
-                raise in_doubt(problem) if unsure else problem from None
+            except StateError as problem:
+                is_open = unsure and (once or isinstance(problem, ServiceFault))
+                raise in_doubt(problem) if is_open else problem from None
             if result == "applied":
                 return unit
             if result == "unknown":

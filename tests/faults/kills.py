@@ -5,10 +5,10 @@
 Owns the rounds and what is counted in them. Must not know what the daemon does inside: where a kill hit it is read from
 the trace of its failpoints.
 
-Two loads take turns, each for as many rounds as were asked for. One is the race of tests/fleet, whose history is checked
-record by record; clients in it that number nothing leave writes of unknown fate. The other pipelines numbered writes,
-remembers what was acknowledged, and knows exactly what each record may look like, and which writes were sent twice. Of
-each, every third store is at level `os`, which a kill must not hurt either.
+Two loads take turns, each for as many rounds as were asked for. One is the race of tests/fleet, whose history is
+checked record by record; clients in it that number nothing leave writes of unknown fate. The other pipelines numbered
+writes, remembers what was acknowledged, and knows exactly what each record may look like, and which writes were sent
+twice. Of each, every third store is at level `os`, which a kill must not hurt either.
 """
 
 from __future__ import annotations

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
 from statesvc.backends.port import Result, Unit
+from statesvc.store.claims import Claims
 from statesvc.store.racing import Decided
 from statesvc.store.store import Store
 from statesvc.store.transactions import transact
 from statesvc.store.writes import Caller
 from statesvc_client.errors import Internal, NotFound
-from statesvc_client.wire import Create, Delete, Get, Txn, Update
+from statesvc_client.wire import Claim, Create, Delete, Get, Txn, Update
 from tests.engines.weak import WeakEngine, WeakStorage
 
 HERE, THERE = Caller(said_hello=True), Caller(said_hello=True, client="there")
@@ -66,6 +67,51 @@ async def test_a_create_that_was_deleted_since_is_not_made_again(stores: tuple[D
     stored = await there.read(("kv", "k"))
     assert stored is not None
     assert stored.deleted
+
+
+def claim(**more: Any) -> Claim:
+    return Claim(kind="lock", id="k", holder="me", ttl=30.0, **more)
+
+
+async def test_a_claim_that_others_built_on_is_not_made_again(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+    await here.write(Create(kind="lock", record={"id": "k"}), HERE)
+    engine.meanwhile = lambda: there.write(Update(kind="lock", id="k", record={"by": "there"}), THERE)
+    with pytest.raises(Internal) as raised:
+        await Claims(here).claim(claim(), HERE, set())
+    assert raised.value.outcome == "unknown"
+    stored = await there.read(("lock", "k"))
+    assert stored is not None
+    assert (stored.revision, stored.token) == (3, 1)
+
+
+async def test_a_claim_whose_record_others_took_meanwhile_is_not_said_to_have_got_nothing(
+    stores: tuple[Doubtful, Store, Store],
+):
+    """It had it, and lost it: who holds it now is another."""
+    engine, here, there = stores
+
+    async def taken_by_another() -> None:
+        await there.write(Delete(kind="lock", id="k"), THERE)
+        assert (await Claims(there).claim(claim(), THERE, set())).rows
+
+    engine.meanwhile = taken_by_another
+    with pytest.raises(Internal) as raised:
+        await Claims(here).claim(claim(), HERE, set())
+    assert raised.value.outcome == "unknown"
+
+
+async def test_a_claim_that_was_not_applied_after_all_is_tried_again(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+
+    async def unseen(batch: Sequence[Unit]) -> list[Result]:
+        del engine.commit  # once
+        return ["unknown"] * len(batch)
+
+    engine.commit = unseen  # type: ignore[method-assign]
+    (row,) = (await Claims(here).claim(claim(), HERE, set())).rows
+    assert row.token == 1
+    assert await there.read(("lock", "k")) == row
 
 
 async def test_an_update_does_not_undo_what_came_after_it(stores: tuple[Doubtful, Store, Store]):

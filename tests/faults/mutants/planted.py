@@ -257,8 +257,8 @@ DISK = (
         "wal_tail_not_looked_at",
         "commits that SQLite leaves out of a damaged WAL are lost without a word",
         "statesvc/backends/sqlite/files.py",
-        "        judge(tail)\n",
-        "        judge(Tail(0, 0, tail.taken, tail.salts))\n",
+        "        judge(tail)\n        _refuse_cut",
+        "        judge(Tail(0, 0, tail.taken, tail.salts))\n        _refuse_cut",
         ("test_damage_in_the_middle_of_the_wal_is_refused_and_what_lies_behind_it_is_left_there",),
     ),
     Mutant(
@@ -450,6 +450,14 @@ SHARED = (
         '        """No reply told. What is stored tells, or is made to."""\n',
         '        return [Unavailable("DynamoDB did not answer in time; nothing was written")] * len(sent.units)\n',
         ("test_what_cannot_be_found_out_is_called_unknown_and_found_out_later",),
+    ),
+    Mutant(
+        "claimed_again_in_doubt",
+        "a claim whose first try was applied and overtaken takes the record a second time",
+        "statesvc/store/store.py",
+        "                if once and unsure and rows != basis:",
+        "                if False:",
+        ("test_a_claim_that_others_built_on_is_not_made_again",),
     ),
     Mutant(
         "conflict_overwritten",
