@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.linearizability import Op
+from tests.fleet.lines import Told
 from tests.fleet.race import Race
 from tests.fleet.story import Guarded
 from tests.fleet.verdicts import faults
@@ -83,3 +84,32 @@ def test_a_holder_whose_write_is_accepted_after_any_newer_token_was_handed_over_
     assert faults(race) == []
     race.story.guarded.append(Guarded(LOCK, 1, 6.0, 7.0, "guarded"))
     assert faults(race) == ["lock/lock-1: guarded with token 1 after 3 was handed over"]
+
+
+def claimed_twice(race: Race, *between: Seen, tries: int) -> list[str]:
+    """The faults of a lock that one claim got at revision 1, and again behind all of these."""
+    watcher, last = race.watchers[0], len(between) + 2
+    watcher.seen[LOCK] += [Seen("l", 1, "created", "t7", 1, None), *between, Seen("l", last, "claimed", "t7", 3, None)]
+    watcher.count += last
+    told = Told({"success": True}, 1.0, 2.0, "ok", tries, 1.0)
+    if tries > 1:
+        race.story.unplaced["t7"] = ("c", told)
+    race.story.ops.append(Op(LOCK, "c", "update", 1.0, 2.0, "ok", "t7", found="state", uid="l", revision=last))
+    race.finals[PATH][LOCK] = ("l", last)
+    race.records[LOCK] = {"uid": "l", "revision": last}
+    return faults(race)
+
+
+LAPSED = Seen("l", 2, "lapsed", "t7", None, None)
+
+
+def test_a_claim_sent_again_when_its_lease_was_gone_is_a_claim_of_its_own(race: Race):
+    assert claimed_twice(race, LAPSED, tries=2) == []
+
+
+def test_a_claim_sent_once_that_got_it_twice_is_found(race: Race):
+    assert any("applied twice" in fault for fault in claimed_twice(race, LAPSED, tries=1))
+
+
+def test_a_claim_sent_again_that_got_what_it_still_had_is_found(race: Race):
+    assert any("applied twice" in fault for fault in claimed_twice(race, tries=2))

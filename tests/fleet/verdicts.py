@@ -75,8 +75,12 @@ def _daemons_disagree(race: Race) -> Iterator[str]:
 def _histories(race: Race) -> list[str]:
     seen = _log(race)
     watcher = max(race.watchers, key=lambda each: each.count)
+    log = _with_leases(watcher)
+    first = _first_tries(race, log)
     known = [*_sharp(race), *_placed(race, seen), *_taken_in_vain(race, seen)]
-    return [*_vain_claims(race, seen), *violations(known, _with_leases(watcher), OWN_CHANGES)]
+    known = [*(_named_apart(op, first) for op in known), *_lost_again(race, first)]
+    log = {key: [_entry_apart(key, entry, first) for entry in entries] for key, entries in log.items()}
+    return [*_vain_claims(race, seen), *violations(known, log, OWN_CHANGES)]
 
 
 def _with_leases(watcher: Watcher) -> dict[Key, list[Logged]]:
@@ -85,6 +89,52 @@ def _with_leases(watcher: Watcher) -> dict[Key, list[Logged]]:
         key: [entry._replace(token=each.token) for entry, each in zip(entries, watcher.seen[key], strict=True)]
         for key, entries in watcher.log().items()
     }
+
+
+State = tuple[Key, str, int]
+"""Of a record: its uid and revision."""
+
+
+def _first_tries(race: Race, log: dict[Key, list[Logged]]) -> dict[State, str]:
+    """A claim that is sent again when its lease is gone is a claim of its own: the states of what it got before, and a
+    tag of their own for them."""
+    first: dict[State, str] = {}
+    for op in race.story.ops:
+        if op.found != "state" or op.tag not in race.story.unplaced:
+            continue
+        before = _before(op, log.get(op.key, []))
+        if before and before[-1].tag == op.tag and before[-1].token is not None:
+            continue  # it still had it
+        token = None
+        for entry in before:
+            if entry.tag == op.tag:
+                token = entry.token or token
+                first[op.key, entry.uid, entry.revision] = f"{op.tag}#{token}"
+    return first
+
+
+def _before(op: Op, entries: list[Logged]) -> list[Logged]:
+    """What the log says before the state that a write made."""
+    stamps = [(entry.uid, entry.revision) for entry in entries]
+    return entries[: stamps.index((op.uid, op.revision))] if (op.uid, op.revision) in stamps else []
+
+
+def _entry_apart(key: Key, entry: Logged, first: dict[State, str]) -> Logged:
+    return entry._replace(tag=first.get((key, entry.uid, entry.revision), entry.tag))
+
+
+def _named_apart(op: Op, first: dict[State, str]) -> Op:
+    """The same for what was read, or met by a refusal."""
+    tag = first.get((op.key, op.uid, op.revision))
+    if tag is None or op.found != "state":
+        return op
+    return op._replace(tag=tag) if op.action == "get" else op._replace(met=tag)
+
+
+def _lost_again(race: Race, first: dict[State, str]) -> Iterator[Op]:
+    for key, tag in sorted({(key, tag) for (key, _, _), tag in first.items()}):
+        client, told = race.story.unplaced[tag.partition("#")[0]]
+        yield Op(key, client, "update", told.invoked, told.returned, "unknown", tag)
 
 
 def _placed(race: Race, seen: dict[Key, list[Seen]]) -> Iterator[Op]:
