@@ -19,7 +19,7 @@ import shutil
 import sys
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,9 +90,9 @@ class Tally:
             "times all files were checked": self.checked_files,
         }
 
-    def broken(self) -> list[str]:
+    def broken(self, loads: Sequence[str]) -> list[str]:
         """Promises broken, and what was not shown at all."""
-        idle = [name for name in ("race", "pipelined") if not self.rounds[name]]
+        idle = [name for name in loads if not self.rounds[name]]
         missed = [] if self.inside["commit"] else ["no kill fell into a commit"]
         return [*self.problems, *(f"the load {name} had no round" for name in idle), *missed]
 
@@ -250,19 +250,23 @@ async def _revisions_out_of_order(engine: SqliteEngine) -> list[str]:
 # --- the program -----------------------------------------------------------------------------------------------------
 
 
+LOADS = {"race": race, "pipelined": pipelined}
+
+
 def options() -> ArgumentParser:
     parser = program.options("kills", __doc__, seed=1)
-    parser.add_argument("--rounds", type=int, default=100, help="of each of the two loads")
+    parser.add_argument("--rounds", type=int, default=100, help="of each load")
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
     return parser
 
 
 def main() -> int:
     asked, tally = options().parse_args(), Tally()
     for session in sessions(asked.rounds, asked.seed):
-        race(session, tally)
-        pipelined(session, tally)
-        program.say(f"{tally.kills} of {2 * asked.rounds} rounds, {len(tally.problems)} broken")
-    return program.ended(asked, tally.figures(), tally.broken())
+        for load in asked.loads:
+            LOADS[load](session, tally)
+        program.say(f"{tally.kills} of {len(asked.loads) * asked.rounds} rounds, {len(tally.problems)} broken")
+    return program.ended(asked, tally.figures(), tally.broken(asked.loads))
 
 
 def sessions(rounds: int, seed: int) -> Iterator[Session]:
