@@ -228,6 +228,8 @@ class Target:
         for piece in pieces:
             if not pipe.may_be_fed:
                 await self._until(lambda: pipe.goes_on, pipe, connection)
+            if not pipe.goes_on:
+                return False  # it waits on purpose, and takes no more until then
             if not pipe.may_be_fed:
                 break
             connection.data_received(piece)
