@@ -310,10 +310,11 @@ class Store:
             await stepped_back(tried)
             try:
                 rows = await self.look(keys)
-                done = next((unit for unit in unsure if _stands(unit, dict(zip(keys, rows, strict=True)))), None)
-                if done is not None:
+                found = dict(zip(keys, rows, strict=True))
+                if (done := next((unit for unit in unsure if _stands(unit, found)), None)) is not None:
                     await self.engine.assure()
                     return done
+                unsure = [unit for unit in unsure if not _lost_its_place(unit, found)]
                 if once and unsure and rows != basis:
                     raise perhaps_applied("others have changed the record since")
                 unit, basis = decide(rows), rows
@@ -374,3 +375,12 @@ def _changes_something(request: Update) -> bool:
 def _stands(unit: Unit, rows: dict[Key, Row | None]) -> bool:
     """Whether all that a unit wrote is what is stored now."""
     return all(rows.get(write.row.key) == (None if write.row.deleted == REMOVED else write.row) for write in unit)
+
+
+def _lost_its_place(unit: Unit, rows: dict[Key, Row | None]) -> bool:
+    """Whether another's write is where one of the unit's would be: it was not applied, and cannot be any more."""
+    for write in unit:
+        row = rows.get(write.row.key)
+        if row is not None and row.stamp == write.row.stamp and row != write.row:
+            return True
+    return False

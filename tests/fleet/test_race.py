@@ -238,5 +238,6 @@ async def test_the_last_writes_that_were_acknowledged_and_dropped_are_found_thou
 
     await race.run(meanwhile)
     found = faults(race)
-    assert found
-    assert all(": lost: " in fault for fault in found), found
+    assert any(": lost: " in fault for fault in found)
+    # A state that is not there is lost; a delete that is not there has left everything as it was.
+    assert [fault for fault in found if ": lost: " not in fault and ": applied nowhere: delete" not in fault] == []

@@ -101,6 +101,21 @@ async def test_a_claim_whose_record_others_took_meanwhile_is_not_said_to_have_go
     assert raised.value.outcome == "unknown"
 
 
+async def test_a_claim_that_another_was_faster_than_is_known_not_to_have_happened(
+    stores: tuple[Doubtful, Store, Store],
+):
+    engine, here, there = stores
+    await here.write(Create(kind="lock", record={"id": "k"}), HERE)
+
+    async def too_late(batch: Sequence[Unit]) -> list[Result]:
+        del engine.commit  # once
+        assert (await Claims(there).claim(claim(), THERE, set())).rows
+        return ["unknown"] * len(batch)
+
+    engine.commit = too_late  # type: ignore[method-assign]
+    assert (await Claims(here).claim(claim(), HERE, set())).rows == []
+
+
 async def test_a_claim_that_was_not_applied_after_all_is_tried_again(stores: tuple[Doubtful, Store, Store]):
     engine, here, there = stores
 
