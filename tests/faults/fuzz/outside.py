@@ -32,8 +32,8 @@ from .target import END, ENDED, LIMITS, Input
 
 LAPS = 10
 WARM_LAPS = 3
-"""Laps after which the daemon is warm: of 100,000 frames, caches of rows and pages fill with the first 30,000. Its memory
-is looked at when nobody but the good client is connected."""
+"""Laps after which the daemon is warm: of 100,000 frames, caches of rows and pages fill with the first 30,000. Its
+memory is looked at when nobody but the good client is connected."""
 
 HOSTILE = 8
 """Hostile connections at a time."""
