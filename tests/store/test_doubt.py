@@ -12,6 +12,7 @@ import pytest
 
 from statesvc.backends.port import Result, Unit
 from statesvc.store.claims import Claims
+from statesvc.store.leasing import is_leased
 from statesvc.store.racing import Decided
 from statesvc.store.store import Store
 from statesvc.store.transactions import transact
@@ -83,6 +84,22 @@ async def test_a_claim_that_others_built_on_is_not_made_again(stores: tuple[Doub
     stored = await there.read(("lock", "k"))
     assert stored is not None
     assert (stored.revision, stored.token) == (3, 1)
+
+
+async def test_a_claim_that_was_taken_away_since_is_not_made_again(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+
+    async def made_anew() -> None:
+        await there.write(Delete(kind="lock", id="k"), THERE)
+        await there.write(Create(kind="lock", record={"id": "k"}), THERE)
+
+    engine.meanwhile = made_anew
+    with pytest.raises(Internal) as raised:
+        await Claims(here).claim(claim(), HERE, set())
+    assert raised.value.outcome == "unknown"
+    stored = await there.read(("lock", "k"))
+    assert stored is not None
+    assert not is_leased(stored)
 
 
 async def test_a_claim_whose_record_others_took_meanwhile_is_not_said_to_have_got_nothing(

@@ -227,7 +227,7 @@ DISK = (
         "statesvc/backends/sqlite/files.py",
         '    return "cksmvfs"',
         '    return "unix"',
-        ("test_a_bit_of_every_page_of_every_file[closed]",),
+        ("test_a_bit_of_every_page_of_a_store_with_deep_trees_and_a_record_of_many_pages",),
     ),
     Mutant(
         "record_checksums_ignored",
@@ -457,7 +457,7 @@ SHARED = (
         "statesvc/store/store.py",
         "                if once and unsure and rows != basis:",
         "                if False:",
-        ("test_a_claim_that_others_built_on_is_not_made_again",),
+        ("test_a_claim_that_was_taken_away_since_is_not_made_again",),
     ),
     Mutant(
         "conflict_overwritten",
