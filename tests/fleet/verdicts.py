@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from tests.fleet.linearizability import Key, Logged, Op, violations
 from tests.fleet.race import Race
 from tests.fleet.story import Guarded
-from tests.fleet.watchers import Seen, Watcher
+from tests.fleet.watchers import Seen
 
 OWN_CHANGES = frozenset({"lock", "job"})
 """Kinds whose records the daemon changes by itself: leases lapse."""
@@ -74,21 +74,12 @@ def _daemons_disagree(race: Race) -> Iterator[str]:
 
 def _histories(race: Race) -> list[str]:
     seen = _log(race)
-    watcher = max(race.watchers, key=lambda each: each.count)
-    log = _with_leases(watcher)
+    log = max(race.watchers, key=lambda watcher: watcher.count).log()
     first = _first_tries(race, log)
     known = [*_sharp(race), *_placed(race, seen), *_taken_in_vain(race, seen)]
     known = [*(_named_apart(op, first) for op in known), *_lost_again(race, first)]
     log = {key: [_entry_apart(key, entry, first) for entry in entries] for key, entries in log.items()}
     return [*_vain_claims(race, seen), *violations(known, log, OWN_CHANGES)]
-
-
-def _with_leases(watcher: Watcher) -> dict[Key, list[Logged]]:
-    """What it saw as the log, with the leases, by which changes of the daemon's own are known."""
-    return {
-        key: [entry._replace(token=each.token) for entry, each in zip(entries, watcher.seen[key], strict=True)]
-        for key, entries in watcher.log().items()
-    }
 
 
 State = tuple[Key, str, int]

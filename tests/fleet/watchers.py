@@ -131,7 +131,7 @@ class Watcher:
 
     def log(self) -> dict[Key, list[Logged]]:
         return {
-            key: [Logged(each.uid, each.revision, each.tag, each.type == "deleted") for each in seen]
+            key: [Logged(each.uid, each.revision, each.tag, each.type == "deleted", each.token) for each in seen]
             for key, seen in self.seen.items()
         }
 
