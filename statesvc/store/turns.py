@@ -12,13 +12,13 @@ from collections import deque
 
 from .handing import hand_over
 
-SECONDS = 0.00025
+SECONDS = 0.0001
 """A turn. Measured, not counted: what one record costs depends on the record and on the filter."""
 
 REST_SECONDS = 0.001
 """Between two turns while others are about, which is the shortest that timers know."""
 
-QUIET_SECONDS = 0.00005
+QUIET_SECONDS = 0.00001
 ABOUT_SECONDS = 0.005
 """Others are about when they were at work for more than the first between two turns, and for the second after that: a
 write waits for the disk meanwhile."""
