@@ -14,7 +14,7 @@ from statesvc.backends.port import DataCorrupt, Event, LogKept, Write
 from statesvc.backends.sqlite import SqliteEngine, boots, compaction
 from statesvc.backends.sqlite.files import open_writer
 from statesvc.backends.sqlite.log import FORMAT
-from statesvc.backends.sqlite.watermark import StateMark
+from statesvc.backends.sqlite.watermark import Mark
 from statesvc_client.errors import Gone
 from tests.engines.rows import after, hidden, removed
 from tests.sqlite.filling import EVERYTHING_OLD, compact, content, crashed, create, flip, look, opened
@@ -271,9 +271,9 @@ async def cut_store(tmp_path) -> Path:
         return crashed(tmp_path / "store", tmp_path / "copy")
 
 
-def mark_of(store: Path) -> StateMark:
+def mark_of(store: Path) -> Mark:
     text, _, _ = (store / "state.watermark").read_bytes().rpartition(b" ")
-    return msgspec.json.decode(text, type=StateMark)
+    return msgspec.json.decode(text, type=Mark)
 
 
 def frames_in(wal: Path) -> int:

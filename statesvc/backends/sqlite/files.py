@@ -29,7 +29,7 @@ from ..port import DataCorrupt, EngineBroken
 from . import watermark
 from .paths import sides
 from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail
-from .watermark import StateMark, sync_file, sync_folder
+from .watermark import Mark, sync_file, sync_folder
 
 log = logs.get(__name__)
 
@@ -325,7 +325,7 @@ class DatabaseFile:
         salts = synced_salts(self._path)
         watermark.write(self._mark_path, self._mark_of(salts, known))
 
-    def _mark_of(self, salts: Salts | None, frames: int) -> StateMark:
+    def _mark_of(self, salts: Salts | None, frames: int) -> Mark:
         raise NotImplementedError
 
     @property

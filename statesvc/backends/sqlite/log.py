@@ -22,7 +22,7 @@ from . import boots, watermark
 from .files import DatabaseFile, Format, transaction
 from .paths import MARK_NAME, UNSYNCED_NAME
 from .wal import Salts, Tail, frames
-from .watermark import Watermark
+from .watermark import LogMark
 
 log = logs.get(__name__)
 
@@ -93,7 +93,7 @@ class LogFile(DatabaseFile):
         self.may_have_lost = boots.may_have_lost(self._note_path)
         """The power was lost while it was written without syncing, or it is damaged and taken all the same."""
         mark_path = path.with_name(MARK_NAME)
-        self._mark = watermark.read(mark_path, Watermark)
+        self._mark = watermark.read(mark_path, LogMark)
         super().__init__(path, mark_path, FORMAT, synchronous, self._judge_tail, new=new)
 
     def _load(self) -> None:
@@ -109,7 +109,7 @@ class LogFile(DatabaseFile):
         self.epoch, self.start = self._origin()
         self.end, self.newest, self.total, self.visible = self._last()
 
-    def _check_against(self, mark: Watermark) -> None:
+    def _check_against(self, mark: LogMark) -> None:
         """What the watermark names must still be there."""
         if mark.epoch != self.epoch:
             raise DataCorrupt(f"{self._path} and the watermark beside it belong to different stores")
@@ -137,8 +137,8 @@ class LogFile(DatabaseFile):
         super().close()
         boots.forget(self._note_path)
 
-    def _mark_of(self, salts: Salts | None, frames: int) -> Watermark:
-        return Watermark(self.epoch, self.end.position, salts, frames, digest=self.end.digest.hex())
+    def _mark_of(self, salts: Salts | None, frames: int) -> LogMark:
+        return LogMark(self.epoch, self.end.position, salts, frames, digest=self.end.digest.hex())
 
     def _judge_tail(self, tail: Tail) -> None:
         """A crash tears the last commit at most; without syncing, a power loss may tear any."""

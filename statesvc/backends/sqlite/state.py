@@ -22,7 +22,7 @@ from .log import End
 from .storing import store
 from .wal import Salts, Tail
 from .walks import statement
-from .watermark import StateMark
+from .watermark import Mark
 
 log = logs.get(__name__)
 
@@ -85,7 +85,7 @@ class StateFile(DatabaseFile):
         self._start = start
         self._take_torn = take_torn
         mark_path = path.with_suffix(MARK_SUFFIX)
-        self._mark = watermark.read(mark_path, StateMark)
+        self._mark = watermark.read(mark_path, Mark)
         if self._mark is not None and self._mark.epoch != epoch:
             self._mark = None
         super().__init__(path, mark_path, FORMAT, "NORMAL", self._judge_tail, new=True)
@@ -114,8 +114,8 @@ class StateFile(DatabaseFile):
         super().secure()
         self.secured = self.applied.position
 
-    def _mark_of(self, salts: Salts | None, frames: int) -> StateMark:
-        return StateMark(self._epoch, self.applied.position, salts, frames)
+    def _mark_of(self, salts: Salts | None, frames: int) -> Mark:
+        return Mark(self._epoch, self.applied.position, salts, frames)
 
     def _facts(self, epoch: str, start: End) -> End:
         """How far the log is applied. A new file begins where the log does, which must be its very beginning."""

@@ -22,8 +22,8 @@ from .wal import Salts, Tail
 log = logs.get(__name__)
 
 
-class StateMark(Struct, frozen=True):
-    """The state had applied the log up to here, and that much of its WAL was on the disk.
+class Mark(Struct, frozen=True):
+    """A file had the log's entries up to here (the state: had applied them), with that much of its WAL on the disk.
 
     Written before anything of the WAL is moved into the file. So a WAL that ends earlier was damaged, and what SQLite
     shows is a mixture; one that ends there or later was merely cut short by a crash, and what SQLite shows is sound.
@@ -39,16 +39,16 @@ class StateMark(Struct, frozen=True):
         return self.salts is not None and tail.salts == self.salts and tail.taken < self.frames
 
 
-class Watermark(StateMark, frozen=True, kw_only=True):
-    """The same of the log, which had this entry with this digest."""
+class LogMark(Mark, frozen=True, kw_only=True):
+    """Of the log: the entry there has this digest."""
 
     digest: str
 
 
-Mark = TypeVar("Mark", Watermark, StateMark)
+AnyMark = TypeVar("AnyMark", bound="Mark")
 
 
-def read(path: Path, type_: type[Mark]) -> Mark | None:
+def read(path: Path, type_: type[AnyMark]) -> AnyMark | None:
     """The mark, or None when there is none that can be trusted."""
     try:
         raw = path.read_bytes()
@@ -64,7 +64,7 @@ def read(path: Path, type_: type[Mark]) -> Mark | None:
         return None
 
 
-def write(path: Path, mark: StateMark) -> None:
+def write(path: Path, mark: Mark) -> None:
     """Replace a mark; after a crash either the old or the new one is there."""
     text = msgspec.json.encode(mark)
     replace(path, text + b" %08x\n" % zlib.crc32(text))

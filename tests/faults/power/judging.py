@@ -11,7 +11,7 @@ from pathlib import Path
 
 from statesvc.backends.port import DataCorrupt, EngineBroken
 from statesvc.backends.sqlite import SqliteEngine, watermark
-from statesvc.backends.sqlite.watermark import StateMark, Watermark
+from statesvc.backends.sqlite.watermark import LogMark, Mark
 from statesvc.process.errors import ProcessError
 from statesvc_client.errors import StateError
 from tests.daemon.harness import Daemon
@@ -61,7 +61,7 @@ async def judge(folder: Path, timeline: Timeline, *, closely: bool) -> int:
 
 def _judge_marks(folder: Path) -> None:
     """A watermark is the old or the new one, never neither."""
-    for name, type_ in (("watermark", Watermark), ("state.watermark", StateMark)):
+    for name, type_ in (("watermark", LogMark), ("state.watermark", Mark)):
         if (folder / name).exists() and watermark.read(folder / name, type_) is None:
             raise Broken("watermark", f"{name} is there and says nothing")
 
