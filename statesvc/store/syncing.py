@@ -20,7 +20,7 @@ from .racing import ATTEMPTS, stepped_back
 from .records import identify, spelled
 from .store import Store
 from .together import in_order
-from .turns import Turns
+from .turns import WRITING_SECONDS, Turns
 from .writes import Caller, Subject
 
 PROBE = 25
@@ -57,7 +57,7 @@ class _Sync:
         self._unchanged = 0
         self._rejected: list[tuple[str, StateError]] = []
         self._batches: list[Batch] = []
-        self._turns = Turns()
+        self._turns = Turns(WRITING_SECONDS)
         self._all_new = not (request.again or store.engine.immediate)
         """Whether nothing of it was found to be there yet. A sync that is sent again most likely finds itself."""
 

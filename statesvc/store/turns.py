@@ -15,10 +15,13 @@ from .handing import hand_over
 SECONDS = 0.0001
 """A turn. Measured, not counted: what one record costs depends on the record and on the filter."""
 
+WRITING_SECONDS = 0.00025
+"""A turn of work that writes: between two of them its writes are committed, which costs as much again."""
+
 REST_SECONDS = 0.001
 """Between two turns while others are about, which is the shortest that timers know."""
 
-QUIET_SECONDS = 0.00001
+QUIET_SECONDS = 0.00003
 ABOUT_SECONDS = 0.005
 """Others are about when they were at work for more than the first between two turns, and for the second after that: a
 write waits for the disk meanwhile."""
@@ -27,15 +30,16 @@ write waits for the disk meanwhile."""
 class Turns:
     """Call `pause` between any two small steps; it gives way when the turn is over."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("_seconds", "_until")
 
-    def __init__(self) -> None:
-        self._until = time.monotonic() + SECONDS
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
 
     async def pause(self) -> None:
         if time.monotonic() >= self._until:
             await _line_of(asyncio.get_running_loop()).wait()
-            self._until = time.monotonic() + SECONDS
+            self._until = time.monotonic() + self._seconds
 
 
 class _Line:
