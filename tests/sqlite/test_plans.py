@@ -49,7 +49,7 @@ def shapes() -> Iterator[Query]:
 def path(tmp_path_factory) -> Iterator[Path]:
     """A state with every index, and enough records for SQLite to care."""
     path = tmp_path_factory.mktemp("plans") / "state.db"
-    state = StateFile(path, "epoch", End(0, b""))
+    state = StateFile(path, "epoch", End(0, b""), new=True)
     for sort in _ON_DEMAND:
         state.make_index(sort)
     changes = [Change(Event("created", number), record(number)) for number in range(2000)]
@@ -130,7 +130,7 @@ def test_a_history_is_found_by_its_index_from_a_place_on(db):
 @pytest.mark.parametrize("kept", ["nothing but status", "everything"])
 def test_a_write_touches_no_index_of_what_it_leaves_alone(path, kept):
     """A record that moves in its queue, or only changes inside, costs fewer steps than one written anew."""
-    state = StateFile(path.parent / f"{kept}.db", "epoch", End(0, b""))
+    state = StateFile(path.parent / f"{kept}.db", "epoch", End(0, b""), new=True)
     rows = [record(number) for number in range(200)]
     applied(state, rows, 1)
     moved = [replace(row, revision=2) for row in rows]

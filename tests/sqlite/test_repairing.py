@@ -357,6 +357,21 @@ async def test_records_on_a_damaged_page_that_nothing_else_has_are_named_and_the
     assert not (cut_store / "incoming").exists()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_state_that_is_empty_or_gone_is_no_reason_to_touch_the_rest(cut_store, is_there):
+    (cut_store / "state.db").unlink()
+    (cut_store / "state.db-wal").write_bytes(b"whoever wrote this may want it back")
+    if is_there:
+        (cut_store / "state.db").touch()
+    with pytest.raises(DataCorrupt, match=r"state\.db is"):
+        repair_folder(cut_store)
+    with pytest.raises(DataCorrupt, match=r"state\.db is"):
+        await SqliteEngine(cut_store).open()
+    assert (cut_store / "state.db").exists() == is_there
+    assert not is_there or (cut_store / "state.db").read_bytes() == b""
+    assert (cut_store / "state.db-wal").read_bytes() == b"whoever wrote this may want it back"
+
+
 async def test_a_damaged_page_is_told_while_serving(cut_store):
     damage(cut_store / "state.db", "record_created")
     async with opened(cut_store) as engine:

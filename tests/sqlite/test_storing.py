@@ -22,7 +22,7 @@ SIZES = (0, 1, 15, 16, 17, 127, 128, 129, 300)
 
 @pytest.fixture
 def state(tmp_path) -> Iterator[StateFile]:
-    state = StateFile(tmp_path / "state.db", "epoch", End(0, b""))
+    state = StateFile(tmp_path / "state.db", "epoch", End(0, b""), new=True)
     yield state
     state.close()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .watermark import replace, sync_folder
+from .disk import replace, sync_folder
 
 VARIABLE = "STATESVC_BOOT_ID"
 
@@ -32,6 +32,11 @@ def boot_id() -> str:
 
 def note(path: Path) -> None:
     replace(path, boot_id().encode())
+
+
+def note_loss(path: Path) -> None:
+    """Of no boot: whoever finds it knows that something is missing."""
+    replace(path, b"")
 
 
 def may_have_lost(path: Path) -> bool:

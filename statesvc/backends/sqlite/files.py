@@ -27,9 +27,10 @@ from statesvc_client.errors import Internal
 from ... import failpoints, logs
 from ..port import DataCorrupt, EngineBroken
 from . import watermark
+from .disk import sync_file, sync_folder
 from .paths import sides
 from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail
-from .watermark import Mark, sync_file, sync_folder
+from .watermark import Mark
 
 log = logs.get(__name__)
 
@@ -66,6 +67,8 @@ def stored_version(path: Path) -> int | None:
 
     Versions change only in a migration, which ends with a checkpoint: the header on disk is always true.
     """
+    if path.is_symlink():
+        raise EngineBroken(f"{path} is a symbolic link, and its WAL would lie elsewhere: put the file itself there")
     try:
         with path.open("rb") as file:
             header = file.read(100)

@@ -154,7 +154,10 @@ class LogFile(DatabaseFile):
                 "damage were safely in it; bring back a copy, or go on without them by starting once with "
                 "durability os"
             )
-        self.may_have_lost |= tail.commits > 1
+        if tail.commits > 1 and not self.may_have_lost:
+            # Nothing but the damage tells of it, and that is written over before this start has come to its end.
+            boots.note_loss(self._note_path)
+            self.may_have_lost = True
         if tail.bytes:
             log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 

@@ -21,13 +21,13 @@ from ... import logs
 from ..port import DataCorrupt, EngineBroken
 from . import restoring
 from .cache import Waiting
+from .disk import sync_folder
 from .files import NO_SPACE, in_words, is_damage, refuse_newer
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile, new_epoch
 from .paths import Paths, sides
 from .state import FORMAT as STATE_FORMAT
 from .state import StateFile, TornState
-from .watermark import sync_folder
 
 log = logs.get(__name__)
 
@@ -120,7 +120,7 @@ def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
             raise DataCorrupt(f"{paths.state} is missing; {CUT_CURE}")
         remove_state(paths)
     try:
-        state = StateFile(paths.state, log_file.epoch, log_file.start)
+        state = StateFile(paths.state, log_file.epoch, log_file.start, new=not is_cut)
     except TornState as torn:
         state = _without_torn_end(log_file, paths) if is_cut else _made_again(log_file, paths, str(torn))
     lost = state.applied.position - log_file.end.position
@@ -151,7 +151,7 @@ def _begin_new_epoch(log_file: LogFile, paths: Paths, epoch: str, after: End | N
 def _without_torn_end(log_file: LogFile, paths: Paths) -> StateFile:
     """After a power loss the end of the state's WAL may be torn. The log has it; only real damage is refused."""
     try:
-        return StateFile(paths.state, log_file.epoch, log_file.start, take_torn=True)
+        return StateFile(paths.state, log_file.epoch, log_file.start, new=False, take_torn=True)
     except TornState as torn:
         raise DataCorrupt(f"{paths.state} is damaged: {torn}; {CUT_CURE}") from None
 
@@ -168,7 +168,7 @@ def _went_on(state: StateFile, log_file: LogFile, paths: Paths) -> StateFile:
 def _made_again(log_file: LogFile, paths: Paths, why: str) -> StateFile:
     log.warning("state_made_again", path=str(paths.state), why=why)
     remove_state(paths)
-    return StateFile(paths.state, log_file.epoch, log_file.start)
+    return StateFile(paths.state, log_file.epoch, log_file.start, new=True)
 
 
 def remove_state(paths: Paths) -> None:

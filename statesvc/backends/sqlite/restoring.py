@@ -23,11 +23,11 @@ from statesvc_client.errors import Internal, NoSpace
 from ... import failpoints, logs
 from ..port import DataCorrupt, Row
 from .cache import Waiting
+from .disk import sync_file, sync_folder
 from .files import NO_SPACE, in_words
 from .log import Change, End, LogFile
 from .paths import Paths, sides
 from .state import StateFile
-from .watermark import sync_file, sync_folder
 from .workers import Worker
 
 log = logs.get(__name__)
@@ -49,7 +49,7 @@ class NewStore:
         paths.incoming.mkdir(mode=0o700)
         self._paths = Paths.below(paths.incoming)
         self._log = LogFile(self._paths.log, "FULL", new=True)
-        self._state = StateFile(self._paths.state, self._log.epoch, self._log.start)
+        self._state = StateFile(self._paths.state, self._log.epoch, self._log.start, new=True)
         self._waiting = Waiting()
         self._rows = 0
 

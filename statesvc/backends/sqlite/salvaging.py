@@ -65,12 +65,12 @@ def _known_applied(paths: Paths) -> int:
 
 
 def _made_from_itself(log: LogFile, paths: Paths, why: str) -> str:
-    old = StateFile(paths.state, log.epoch, log.start, take_torn=True)
+    old = StateFile(paths.state, log.epoch, log.start, new=False, take_torn=True)
     try:
         rows = _Rows(old.db)
         clear(paths)
         paths.incoming.mkdir(mode=0o700)
-        kept = _copy(rows, StateFile(paths.incoming / paths.state.name, log.epoch, log.start), old)
+        kept = _copy(rows, StateFile(paths.incoming / paths.state.name, log.epoch, log.start, new=True), old)
         _refuse_losses(rows.lost_keys(), log, paths, why)
     except BaseException:
         clear(paths)

@@ -79,7 +79,7 @@ class StateFile(DatabaseFile):
     indexed: set[str]
     """Sort orders that have their index."""
 
-    def __init__(self, path: Path, epoch: str, start: End, *, take_torn: bool = False) -> None:
+    def __init__(self, path: Path, epoch: str, start: End, *, new: bool, take_torn: bool = False) -> None:
         """`take_torn`: go on without commits at the end of the WAL, if none of them has reached the file yet."""
         self._epoch = epoch
         self._start = start
@@ -88,7 +88,7 @@ class StateFile(DatabaseFile):
         self._mark = watermark.read(mark_path, Mark)
         if self._mark is not None and self._mark.epoch != epoch:
             self._mark = None
-        super().__init__(path, mark_path, FORMAT, "NORMAL", self._judge_tail, new=True)
+        super().__init__(path, mark_path, FORMAT, "NORMAL", self._judge_tail, new=new)
 
     def _judge_tail(self, tail: Tail) -> None:
         known = self._mark

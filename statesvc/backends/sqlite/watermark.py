@@ -7,8 +7,6 @@ entries are.
 
 from __future__ import annotations
 
-import errno
-import os
 import zlib
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +14,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from ... import failpoints, logs
+from ... import logs
+from .disk import replace
 from .wal import Salts, Tail
 
 log = logs.get(__name__)
@@ -68,38 +67,3 @@ def write(path: Path, mark: Mark) -> None:
     """Replace a mark; after a crash either the old or the new one is there."""
     text = msgspec.json.encode(mark)
     replace(path, text + b" %08x\n" % zlib.crc32(text))
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Give a small file another content, onto the disk; after a crash either the old or the new one is there."""
-    fresh = path.with_name(path.name + ".new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        if os.write(fd, content) < len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(fd)
-    except OSError:
-        os.unlink(fresh)  # a file that could not be synced is never synced again: the next one is another
-        raise
-    finally:
-        os.close(fd)
-    if failpoints.armed:
-        failpoints.reach("watermark.inside")
-    os.replace(fresh, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    _sync(folder, os.O_DIRECTORY)
-
-
-def sync_file(path: Path) -> None:
-    _sync(path)
-
-
-def _sync(path: Path, more: int = 0) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | more)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

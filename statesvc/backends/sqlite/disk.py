@@ -1,0 +1,48 @@
+"""Onto the disk: files and folders synced, small files replaced as a whole.
+
+Owns that nothing is built on a file whose sync failed, and that none is synced a second time. Must not know what is in
+the files.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from ... import failpoints
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Give a small file another content, onto the disk; after a crash either the old or the new one is there."""
+    fresh = path.with_name(path.name + ".new")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.write(fd, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(fd)
+    except OSError:
+        os.unlink(fresh)  # a file that could not be synced is never synced again: the next one is another
+        raise
+    finally:
+        os.close(fd)
+    if failpoints.armed:
+        failpoints.reach("watermark.inside")
+    os.replace(fresh, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    _sync(folder, os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    _sync(path)
+
+
+def _sync(path: Path, more: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | more)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
