@@ -13,7 +13,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
-from statesvc_client.errors import BadRequest, Conflict, Refusal, RequestFault, StateError
+from statesvc_client.errors import BadRequest, Conflict, StateError
 from statesvc_client.wire import Claim, Fields
 
 from ..backends.port import LINK, Key, Query, Row, Unit
@@ -23,7 +23,7 @@ from .kinds import Kind
 from .readiness import Fronts
 from .records import checked_id
 from .store import Decide, Store
-from .turns import Turns
+from .turns import WRITING_SECONDS, Turns
 from .writes import Caller, Subject
 
 LOOK_AGAIN_SECONDS = 5.0
@@ -91,46 +91,52 @@ class _Taking:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.taken: list[Row] = []
-        self._refused: StateError | None = None
-        """Why a record could not be taken. One that cannot must not keep the others from being."""
+        self._problem: StateError | None = None
+        """Why it did not get all it might have; one that leaves it open whether it got something outweighs others."""
+        self.is_over = False
+        """A record that cannot be taken must not keep the others from being; with the service gone, none can be."""
 
     async def take(self, key: Key, decide: Decide) -> None:
-        try:
-            unit = await self._store.attempt([key], decide, once=True)
-        except (Refusal, RequestFault) as refused:
-            self._refused = self._refused or refused
-            return
+        unit = await self._store.attempt([key], decide, once=True)
         if unit is not None:
             self.taken.append(unit[0].row)
 
+    def note(self, problem: StateError) -> None:
+        if self._problem is None or problem.outcome == "unknown":
+            self._problem = problem
+        self.is_over = self.is_over or problem.stops_the_writer()
+
     async def done(self) -> list[Row]:
-        if self._refused is not None and not self.taken:
-            raise self._refused
+        """What it got. Less than was asked for is an answer too, unless there may be more than it knows of."""
+        if self._problem is not None and (not self.taken or self._problem.outcome == "unknown"):
+            raise self._problem
         return self.taken
 
 
 class _TakingNow(_Taking):
-    """Records taken together: nobody comes in between, and one commit holds them all."""
+    """Records taken where nobody else can be faster: each is decided at once. Those of a turn share a commit."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._batches: dict[int, Batch] = {}
+        self._commits: list[Batch] = []
+        """Of each that was taken."""
 
     async def take(self, key: Key, decide: Decide) -> None:
-        try:
-            added = self._store.attempt_now([key], decide)
-        except (Refusal, RequestFault) as refused:
-            self._refused = self._refused or refused
-            return
+        added = self._store.attempt_now([key], decide)
         if added is not None:
-            self.taken.append(added[0][0].row)
-            self._batches[id(added[1])] = added[1]
+            unit, commit = added
+            self.taken.append(unit[0].row)
+            self._commits.append(commit)
 
     async def done(self) -> list[Row]:
-        for batch in self._batches.values():
-            await batch.wait()
-            if batch.failure is not None:
-                raise batch.failure
+        kept = []
+        for row, commit in zip(self.taken, self._commits, strict=True):
+            await commit.wait()
+            if commit.failure is None:
+                kept.append(row)
+            else:
+                self.note(commit.failure)
+        self.taken = kept
         return await super().done()
 
 
@@ -210,29 +216,40 @@ class Claims:
     async def _take_best(self, asked: _Asked) -> list[Row]:
         """The best ready records that pass the filter, as many as are wanted."""
         taking = _TakingNow(self._store) if self._store.engine.immediate else _Taking(self._store)
-        turns, passed_over = Turns(), list[Key]()
+        passed_over: list[Key] = []
+        try:
+            await self._walk(taking, asked, passed_over)
+        except StateError as problem:
+            taking.note(problem)
+        for key in passed_over:
+            # Whoever was taking it may have left it after all.
+            if self._goes_on(taking, asked):
+                await self._try(taking, asked, key)
+        return await taking.done()
+
+    def _goes_on(self, taking: _Taking, asked: _Asked) -> bool:
+        return not taking.is_over and len(taking.taken) < asked.request.limit
+
+    async def _walk(self, taking: _Taking, asked: _Asked, passed_over: list[Key]) -> None:
+        turns, examined = Turns(WRITING_SECONDS), 0
         async with aclosing(self._candidates(asked.kind.name)) as rows:
-            examined = 0
             async for row in rows:
                 examined += 1
                 if row.key in self._being_taken:
                     passed_over.append(row.key)
                 elif queries.passes(row, asked.tests):
                     await self._try(taking, asked, row.key)
-                if len(taking.taken) >= asked.request.limit or examined >= MOST_EXAMINED:
+                if not self._goes_on(taking, asked) or examined >= MOST_EXAMINED:
                     break
                 await turns.pause()
-        for key in passed_over:
-            # Whoever was taking it may have left it after all.
-            if len(taking.taken) < asked.request.limit:
-                await self._try(taking, asked, key)
-        return await taking.done()
 
     async def _try(self, taking: _Taking, asked: _Asked, key: Key) -> None:
         """Take one record. On a shared engine that is a journey, and others here go for another one meanwhile."""
         self._being_taken.add(key)
         try:
             await taking.take(key, partial(self._decide, asked, key))
+        except StateError as problem:
+            taking.note(problem)
         finally:
             self._being_taken.discard(key)
 

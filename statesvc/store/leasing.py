@@ -45,6 +45,12 @@ def is_leased(row: Row) -> bool:
     return bool(row.keys.labels) and not row.deleted and ("", "leased") in row.keys.labels
 
 
+def claim_of(row: Row) -> str | None:
+    """Which claim a record is under: no other has the same origin."""
+    lease = lease_of(row)
+    return None if lease is None else lease.origin
+
+
 def claim_by_id(
     request: Claim, fields: Fields, subject: Subject, caller: Caller, moment: Moment, *, lapsed: bool
 ) -> Write | None:

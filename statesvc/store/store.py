@@ -311,7 +311,7 @@ class Store:
             try:
                 rows = await self.look(keys)
                 found = dict(zip(keys, rows, strict=True))
-                if (done := next((unit for unit in unsure if _stands(unit, found)), None)) is not None:
+                if (done := next(filter(None, (_as_stored(unit, found) for unit in unsure)), None)) is not None:
                     await self.engine.assure()
                     return done
                 unsure = [unit for unit in unsure if not _lost_its_place(unit, found)]
@@ -372,15 +372,30 @@ def _changes_something(request: Update) -> bool:
     return bool(request.set or request.inc or request.append) or request.token is not None
 
 
-def _stands(unit: Unit, rows: dict[Key, Row | None]) -> bool:
-    """Whether all that a unit wrote is what is stored now."""
-    return all(rows.get(write.row.key) == (None if write.row.deleted == REMOVED else write.row) for write in unit)
+def _as_stored(unit: Unit, rows: dict[Key, Row | None]) -> Unit | None:
+    """The unit as it is stored now; None unless all of it is. A claim may have been renewed since."""
+    stored = []
+    for write in unit:
+        row = rows.get(write.row.key)
+        if row is None and write.row.deleted == REMOVED:
+            stored.append(write)
+        elif row is not None and (row == write.row or _is_same_claim(row, write.row)):
+            stored.append(write._replace(row=row))
+        else:
+            return None
+    return tuple(stored)
 
 
 def _lost_its_place(unit: Unit, rows: dict[Key, Row | None]) -> bool:
-    """Whether another's write is where one of the unit's would be: it was not applied, and cannot be any more."""
+    """Whether another's write is where one of the unit's would be: it was not applied, and cannot be any more. Known of
+    claims alone: any other write may have been changed since by one that nobody is told of."""
     for write in unit:
         row = rows.get(write.row.key)
-        if row is not None and row.stamp == write.row.stamp and row != write.row:
+        if row is not None and row.stamp == write.row.stamp and leasing.claim_of(row) != leasing.claim_of(write.row):
             return True
     return False
+
+
+def _is_same_claim(row: Row, claimed: Row) -> bool:
+    claim = leasing.claim_of(claimed)
+    return claim is not None and row.stamp == claimed.stamp and leasing.claim_of(row) == claim

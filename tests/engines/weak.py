@@ -158,6 +158,10 @@ class WeakStorage:
         self._seen, self._lagging = self._view(self._queries)
         return walk((lagging.row for lagging in self._seen.values()), query)
 
+    def catch_up(self) -> None:
+        """The next query sees all there is."""
+        self._queries += STALE_QUERIES
+
     def _view(self, number: int) -> tuple[dict[Key, _Lagging], list[_Lagging]]:
         """What the query of this number sees, and what it does not yet. A record never goes back to an older row."""
         seen = dict(self._seen)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from statesvc.backends.port import Result, Unit
+from statesvc.backends.port import Result, Row, Unit
 from statesvc.store.claims import Claims
 from statesvc.store.leasing import is_leased
 from statesvc.store.racing import Decided
@@ -18,7 +18,7 @@ from statesvc.store.store import Store
 from statesvc.store.transactions import transact
 from statesvc.store.writes import Caller
 from statesvc_client.errors import Internal, NotFound
-from statesvc_client.wire import Claim, Create, Delete, Get, Txn, Update
+from statesvc_client.wire import Claim, Create, Delete, Get, Renew, Txn, Update
 from tests.engines.weak import WeakEngine, WeakStorage
 
 HERE, THERE = Caller(said_hello=True), Caller(said_hello=True, client="there")
@@ -131,6 +131,30 @@ async def test_a_claim_that_another_was_faster_than_is_known_not_to_have_happene
 
     engine.commit = too_late  # type: ignore[method-assign]
     assert (await Claims(here).claim(claim(), HERE, set())).rows == []
+
+
+async def test_a_numbered_claim_that_was_sent_again_elsewhere_and_renewed_there_is_still_the_same(
+    stores: tuple[Doubtful, Store, Store],
+):
+    """A renewal leaves the revision as it is: the record is not what was written, and is nobody else's."""
+    engine, here, there = stores
+    for name in ("a", "b"):
+        await here.write(Create(kind="job", record={"uuid": name, "status": "QUEUED"}), HERE)
+    engine.storage.catch_up()
+    numbered = Claim(kind="job", holder="me", ttl=30.0, seq=5, floor=1)
+    kept: list[Row] = []
+
+    async def renewed_elsewhere() -> None:
+        engine.storage.catch_up()
+        again = await Claims(there).claim(msgspec.structs.replace(numbered, again=True), NUMBERED, set())
+        assert again.duplicate
+        (row,) = again.rows
+        renewed, _ = await there.renew(Renew(kind="job", id=row.id, token=row.token, ttl=60.0))
+        kept.append(renewed.row)
+
+    engine.meanwhile = renewed_elsewhere
+    assert (await Claims(here).claim(numbered, NUMBERED, set())).rows == kept
+    assert sum(is_leased(row) for row in await there.look([("job", "a"), ("job", "b")]) if row is not None) == 1
 
 
 async def test_a_claim_that_was_not_applied_after_all_is_tried_again(stores: tuple[Doubtful, Store, Store]):
