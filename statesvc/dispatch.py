@@ -115,6 +115,8 @@ class Dispatcher:
         one behind the other, with rests in which the small ones are served."""
         while await session.while_there(self._large.take()):
             try:
+                if session.is_lost:
+                    return Answer(b"")  # in the moment its turn came
                 if (full := self.congestion) is None:
                     answer = self.answer(frame, session, in_turn=True)
                     break
@@ -123,7 +125,7 @@ class Dispatcher:
             await full.wait()
         else:
             return Answer(b"")
-        return await _come(answer)  # type: ignore[arg-type]  # never None: not busy
+        return await _arrived(answer)  # type: ignore[arg-type]  # never None: not busy
 
     def _handle(self, request: Request, session: Session) -> Answer | Coming | Awaitable[Answer]:
         try:
@@ -149,7 +151,7 @@ class Dispatcher:
             await opening
         except StateError as problem:
             return self.failure(request, session, problem)
-        return await _come(self._handle(request, session))
+        return await _arrived(self._handle(request, session))
 
     def failure(self, request: Request | None, session: Session, problem: Exception) -> Answer:
         """The reply to a request that failed; a bug of ours is logged, not leaked."""
@@ -231,7 +233,7 @@ def _bug(request: Request | None, problem: Exception) -> StateError:
     return Internal(f"the daemon failed on this request ({type(problem).__name__}); see its log", outcome="unknown")
 
 
-async def _come(answer: Answer | Coming | Meanwhile | Awaitable[Answer]) -> Answer:
+async def _arrived(answer: Answer | Coming | Meanwhile | Awaitable[Answer]) -> Answer:
     """The answer itself, as soon as it is there."""
     if isinstance(answer, Answer):
         return answer

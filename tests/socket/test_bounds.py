@@ -195,6 +195,25 @@ async def test_a_large_frame_of_a_connection_that_is_gone_is_not_begun(start, tm
     assert (await other.ask("get", jobId="a"))["code"] == "not_found"
 
 
+async def test_a_large_frame_whose_connection_goes_in_the_moment_its_turn_comes_is_not_begun(start, tmp_path):
+    daemon = await start(EVERY["memory"].make(tmp_path)())
+    gone, other = await daemon.talker(), await daemon.talker()
+    large = {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}
+    line = daemon.server._dispatcher._large
+    await line.take()
+    async with asyncio.timeout(30):
+        gone.send({"op": "create", "job": large})
+        session = (await waiting_connection(daemon))._session
+        turn = session._awaited
+        assert turn is not None
+        line.give_back()
+        while not turn.done():
+            await asyncio.sleep(0)  # so that we come before whoever waits for it
+        session.lose()
+        await other.ok("create", job={**large, "uuid": "b"})
+    assert (await other.ask("get", jobId="a"))["code"] == "not_found"
+
+
 async def test_a_client_that_comes_back_does_not_wait_for_the_large_frame_of_its_old_connection(start, tmp_path):
     daemon = await start(EVERY["memory"].make(tmp_path)())
     old, new = await daemon.talker(), await daemon.talker()
