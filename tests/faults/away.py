@@ -112,10 +112,10 @@ class Absence:
     def __init__(self, daemon: Daemon, way: str, seconds: float) -> None:
         self._daemon = daemon
         self._way = way
-        self._until = time.monotonic() + seconds
         daemon.signal(signal.SIGSTOP if way == "stopped" else signal.SIGKILL)
         if way == "killed":
             daemon.exit_code()
+        self._until = time.monotonic() + seconds
 
     def is_over(self) -> bool:
         return time.monotonic() >= self._until

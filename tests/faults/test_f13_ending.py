@@ -46,11 +46,14 @@ def test_a_daemon_told_to_end_under_load_answers_what_it_has_read_and_keeps_it(f
 
 
 def test_everything_sent_before_the_signal_and_read_is_answered(folder):
-    with serving(folder) as daemon, daemon.connect() as client:
+    held = {"failpoints": "commit.before=stop@1"}
+    with serving(folder, settings=held) as daemon, daemon.connect() as client:
         client.send(*({"op": "create", "job": {"uuid": f"job-{n}"}, "requestId": n} for n in range(300)))
-        assert client.reply()["success"]  # so it has read them: they came in one piece
+        # In the first commit, so it has read them: they came in one piece. None of them is answered yet.
+        until(lambda: state_of(daemon.pid) == "T", "the daemon to stand still")
         daemon.signal(signal.SIGTERM)
-        answered = 1
+        daemon.signal(signal.SIGCONT)
+        answered = 0
         while replies := client.replies():
             assert all(reply["success"] for reply in replies)
             answered += len(replies)

@@ -62,7 +62,8 @@ def test_what_came_out_is_told_in_one_form(capsys, figures, broken):
     options = program.options("any", "of a test", seed=1)
     assert program.ended(options.parse_args(["-o", "json"]), figures, broken) == (1 if broken else 0)
     told = json.loads(capsys.readouterr().out)
-    assert told == {"figures": {**figures, "seconds in all": 0}, "broken": broken}
+    assert told["figures"].pop("seconds in all") >= 0
+    assert told == {"figures": figures, "broken": broken}
     assert program.ended(options.parse_args([]), figures, broken) == (1 if broken else 0)
     shown = capsys.readouterr().out
     assert all(name in shown for name in figures)

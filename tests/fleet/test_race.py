@@ -227,7 +227,7 @@ async def test_the_last_writes_that_were_acknowledged_and_dropped_are_found_thou
     monkeypatch.setattr(Tailless, "is_told", False)
     race = Race(
         await start_fleet(Tailless),
-        Plan(until_told=True, hot=1, cold=2000, jobs=10, ttl=1.0, settles=2.0, insists=2.0),
+        Plan(until_told=True, hot=1, cold=2000, jobs=10, deaths=0.0, ttl=1.0, settles=2.0, insists=2.0),
     )
 
     async def meanwhile() -> None:

@@ -105,6 +105,14 @@ ANSWERS = (
         ("test_a_full_disk_refuses_writes_serves_reads_and_recovers_without_a_restart",),
     ),
     Mutant(
+        "half_a_claim_denied",
+        "a claim of several records is said not to have happened although some were taken",
+        "statesvc/store/claims.py",
+        'if self._problem is not None and (not self.taken or self._problem.outcome == "unknown"):',
+        "if self._problem is not None:",
+        ("test_what_was_committed_before_the_disk_was_full_is_the_answer",),
+    ),
+    Mutant(
         "drain_does_not_wait",
         "on SIGTERM requests in flight are cut off, not answered",
         "statesvc/server.py",
@@ -268,6 +276,14 @@ DISK = (
         "            if self._has_torn_tail:",
         "            if False:",
         ("test_what_one_power_loss_left_in_a_wal_is_no_damage_to_the_next",),
+    ),
+    Mutant(
+        "loss_known_to_one_start_alone",
+        "who goes on without a damaged part of the log keeps the epoch, if the first such start fails",
+        "statesvc/backends/sqlite/log.py",
+        "            boots.note_loss(self._note_path)\n",
+        "",
+        ("test_the_start_that_leaves_it_out_fails_for_another_reason",),
     ),
     Mutant(
         "torn_tail_not_told",
@@ -458,6 +474,14 @@ SHARED = (
         "                if once and unsure and rows != basis:",
         "                if False:",
         ("test_a_claim_that_was_taken_away_since_is_not_made_again",),
+    ),
+    Mutant(
+        "renewed_claim_not_recognised",
+        "a claim of unknown fate that was renewed elsewhere is not known to have been made",
+        "statesvc/store/store.py",
+        "(row == write.row or _is_same_claim(row, write.row))",
+        "row == write.row",
+        ("test_a_numbered_claim_that_was_sent_again_elsewhere_and_renewed_there_is_still_the_same",),
     ),
     Mutant(
         "conflict_overwritten",
