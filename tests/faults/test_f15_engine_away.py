@@ -149,7 +149,8 @@ async def answers(one: Daemon, race: Race) -> int:
     def asked() -> None:
         with one.connect() as client:
             assert client.ask("ping")["success"]
-            assert client.ask("health")["live"]
+            told = client.ask("health")
+            assert told.get("live"), (told, one.stderr[-3000:])
 
     times = 0
     while not race.is_ending:

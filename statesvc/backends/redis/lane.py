@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,7 +69,9 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self.made = self._loop.time()
         self._something_to_send = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.Handle | None = None
+        self._alarm_at = math.inf
+        """When it comes. It cannot be asked itself: where the time is now, uvloop makes it no timer."""
         self._sender = self._loop.create_task(self._send())
         self._receiver = self._loop.create_task(self._receive())
 
@@ -83,7 +86,7 @@ class Lane:
             return
         self._unsent.append(batch)
         self._something_to_send.set()
-        if self._alarm is None or batch.due < self._alarm.when():
+        if batch.due < self._alarm_at:
             self._set_alarm(batch.due)
         try:
             await batch.done
@@ -180,11 +183,11 @@ class Lane:
     def _set_alarm(self, when: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self._loop.call_at(when, self._look_at_the_clock)
+        self._alarm, self._alarm_at = self._loop.call_at(when, self._look_at_the_clock), when
 
     def _look_at_the_clock(self) -> None:
         """One timer for all batches: set for the earliest of them, and most of the time nothing is due."""
-        self._alarm = None
+        self._alarm, self._alarm_at = None, math.inf
         now = self._loop.time()
         if any(batch.due <= now for batch in self._sent):
             # Behind an answer that is overdue no other will come, and a late one must not be taken for the next.

@@ -33,6 +33,7 @@ class Tally:
     twice: int = 0
     wrong: int = 0
     words: list[str] = field(default_factory=list)
+    _told: int = 0
     _seconds: list[float] = field(default_factory=list, repr=False)
 
     def note(self, op: str, told: Told) -> None:
@@ -45,6 +46,11 @@ class Tally:
         """Seconds each request took since this was last asked for."""
         seconds, self._seconds = self._seconds, []
         return seconds
+
+    def news(self) -> list[str]:
+        """What was said of things that must not be since this was last asked for."""
+        news, self._told = self.words[self._told :], len(self.words)
+        return news
 
     # --- what must not be --------------------------------------------------------------------------------------------
 

@@ -257,6 +257,8 @@ class Soak:
             at, before, answered = now, taken, count
             self.samples.append(sample)
             self._progress(self._told(sample))
+            for words in self.tally.news():
+                self._progress(words)
 
     def _answered(self) -> int:
         return sum(self.tally.heard.values()) + self.tally.operations["adapter update"]
