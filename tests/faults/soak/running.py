@@ -220,12 +220,21 @@ class Soak:
         """Take away what a race made, however it ended: the next one begins with nothing."""
         speaker = Speaker([scene.daemon.socket], "tidier", heard=self.tally.heard)
         for kind in RACED_KINDS:
-            reply = (await speaker.read(op="list", kind=kind, limit=1000)).reply
-            for record in reply.get("jobs") or reply.get("records") or ():
-                told = await speaker.write(op="delete", kind=kind, id=record.get("uuid") or record["id"])
+            for name in await self._left(speaker, kind):
+                told = await speaker.write(op="delete", kind=kind, id=name)
                 if told.outcome != "ok" and told.code != "not_found":  # a job that ended goes by its age
                     self.tally.say_wrong(f"{kind} of a race could not be deleted: {told.reply}")
+            if left := await self._left(speaker, kind):
+                self.tally.say_wrong(f"{kind} of a race is still there after it was deleted: {left[:5]}")
         speaker.drop()
+
+    async def _left(self, speaker: Speaker, kind: str) -> list[str]:
+        told = await speaker.read(op="list", kind=kind, limit=1000)
+        if told.outcome != "ok":
+            self.tally.say_wrong(f"{kind} of a race could not be listed: {told.reply}")
+        return [
+            record.get("uuid") or record["id"] for record in told.reply.get("jobs") or told.reply.get("records") or ()
+        ]
 
     async def _kill(self, victim: Victim) -> None:
         while self.elapsed < self.size.seconds:
