@@ -16,6 +16,9 @@ from tests.socket.talking import Daemon, Talker
 
 Job = dict[str, Any]
 
+LARGE: Job = {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}
+"""Makes a frame that has to wait for its turn."""
+
 
 async def test_an_update_names_a_bounded_number_of_paths(client: Talker):
     await client.write("create", job={"uuid": "a"})
@@ -181,36 +184,28 @@ async def test_a_large_frame_of_a_connection_that_is_gone_is_not_begun(start, tm
     """It waits in line with those of others. Nobody counts it any more, so nothing may be done with it."""
     daemon = await start(EVERY["memory"].make(tmp_path)())
     gone, other = await daemon.talker(), await daemon.talker()
-    large = {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}
-    line = daemon.server._dispatcher._large
-    await line.take()
     async with asyncio.timeout(30):
-        gone.send({"op": "create", "job": large})
-        waiting = await waiting_connection(daemon)
+        waiting = await waiting_with_a_large_frame(daemon, gone)
         waiting._transport.abort()
         while waiting in daemon.server._connections:
             await asyncio.sleep(0.001)
-    line.give_back()
-    await other.ok("create", job={**large, "uuid": "b"})  # those behind it have their turn
+    daemon.server._dispatcher._large.give_back()
+    await other.ok("create", job={**LARGE, "uuid": "b"})  # those behind it have their turn
     assert (await other.ask("get", jobId="a"))["code"] == "not_found"
 
 
 async def test_a_large_frame_whose_connection_goes_in_the_moment_its_turn_comes_is_not_begun(start, tmp_path):
     daemon = await start(EVERY["memory"].make(tmp_path)())
     gone, other = await daemon.talker(), await daemon.talker()
-    large = {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}
-    line = daemon.server._dispatcher._large
-    await line.take()
     async with asyncio.timeout(30):
-        gone.send({"op": "create", "job": large})
-        session = (await waiting_connection(daemon))._session
+        session = (await waiting_with_a_large_frame(daemon, gone))._session
         turn = session._awaited
         assert turn is not None
-        line.give_back()
+        daemon.server._dispatcher._large.give_back()
         while not turn.done():
             await asyncio.sleep(0)  # so that we come before whoever waits for it
         session.lose()
-        await other.ok("create", job={**large, "uuid": "b"})
+        await other.ok("create", job={**LARGE, "uuid": "b"})
     assert (await other.ask("get", jobId="a"))["code"] == "not_found"
 
 
@@ -219,7 +214,7 @@ async def test_a_client_that_comes_back_does_not_wait_for_the_large_frame_of_its
     old, new = await daemon.talker(), await daemon.talker()
     await old.ok("hello", client="c")
     await daemon.server._dispatcher._large.take()  # somebody else's turn, which does not end
-    old.send({"op": "create", "job": {"uuid": "a", "x": "x" * (2 * LARGE_BYTES)}, "seq": 1, "floor": 1})
+    old.send({"op": "create", "job": LARGE, "seq": 1, "floor": 1})
     await asyncio.wait_for(waiting_connection(daemon), 30)
     await asyncio.wait_for(new.ok("hello", client="c"), 30)
     daemon.server._dispatcher._large.give_back()
@@ -240,6 +235,13 @@ async def test_behind_a_large_frame_that_waits_for_its_turn_little_is_read(start
     assert waiting._splitter.held < 2 * AHEAD_BYTES
     line.give_back()
     assert [(await talker.receive())["success"] for _ in frames] == [True, True]
+
+
+async def waiting_with_a_large_frame(daemon: Daemon, talker: Talker) -> Connection:
+    """The connection whose large frame waits behind somebody else's turn, which does not end by itself."""
+    await daemon.server._dispatcher._large.take()
+    talker.send({"op": "create", "job": LARGE})
+    return await waiting_connection(daemon)
 
 
 async def waiting_connection(daemon: Daemon) -> Connection:
