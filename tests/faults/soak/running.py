@@ -29,6 +29,10 @@ from tests.fleet.race import KINDS as RACED_KINDS
 from tests.fleet.race import Plan, Race
 from tests.fleet.verdicts import faults
 
+SETTLES = 45.0
+"""Seconds that a race waits for leases, lists and watches at its end, each: all of them before what it made goes by its
+age, or that would be taken for a fault."""
+
 RETENTION: dict[str, object] = {
     # Short, so that what comes and what goes are in balance long before the warm-up is over.
     "retention__terminal_seconds": 180,
@@ -195,7 +199,7 @@ class Soak:
         """A trouble in the middle of a race; then everything the race made is taken away again."""
         plan = Plan(
             until_told=True, mixed=4, hot=4, cold=40, lockers=2, workers=2, jobs=8, ttl=self.size.breath + 2.0,
-            insists=120.0, settles=120.0, seed=self.size.seed + self.races,
+            insists=120.0, settles=SETTLES, seed=self.size.seed + self.races,
         )  # fmt: skip
         race = Race([scene.daemon.socket], plan, heard=self.tally.heard)
 
