@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,16 +74,26 @@ def test_several_sockets_of_a_supervisor_are_refused_by_their_names(folder):
 
 
 @needs_activation
+def is_listened_to(path: Path) -> bool:
+    """The file is there a moment before anybody listens."""
+    try:
+        Client(path).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    return True
+
+
 def test_a_daemon_takes_over_the_socket_of_its_supervisor_and_leaves_it_there(folder):
     path = folder / "activated.sock"
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(activated(folder, path), env=environment(), stdout=said, stderr=said)
     try:
-        until(path.exists, "the supervisor's socket")
+        until(lambda: is_listened_to(path), "the supervisor's socket")
         with Client(path) as client:
             assert client.ask("create", job={"uuid": "job-1"})["success"]
         assert not (folder / "unused.sock").exists()
-        assert f"statesvc serves sqlite on {path}\n" in (folder / "said").read_text()
+        announced = f"statesvc serves sqlite on {path}\n"
+        until(lambda: announced in (folder / "said").read_text(), "the daemon to say where it serves")
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(30) == 0
         assert path.is_socket(), "the file belongs to the supervisor"
