@@ -73,7 +73,6 @@ def test_several_sockets_of_a_supervisor_are_refused_by_their_names(folder):
     assert "agents, people" in (folder / "said").read_text()
 
 
-@needs_activation
 def is_listened_to(path: Path) -> bool:
     """The file is there a moment before anybody listens."""
     try:
@@ -83,6 +82,7 @@ def is_listened_to(path: Path) -> bool:
     return True
 
 
+@needs_activation
 def test_a_daemon_takes_over_the_socket_of_its_supervisor_and_leaves_it_there(folder):
     path = folder / "activated.sock"
     with (folder / "said").open("wb") as said:
