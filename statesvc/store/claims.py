@@ -94,7 +94,7 @@ class _Taking:
         self._problem: StateError | None = None
         """Why it did not get all it might have; one that leaves it open whether it got something outweighs others."""
         self.is_over = False
-        """A record that cannot be taken must not keep the others from being; with the service gone, none can be."""
+        """One that is refused must not keep the others from being taken; a service that fails is not asked again."""
 
     async def take(self, key: Key, decide: Decide) -> None:
         unit = await self._store.attempt([key], decide, once=True)

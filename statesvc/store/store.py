@@ -301,8 +301,8 @@ class Store:
         """Read, decide, commit; on a shared engine again after every lost race. Returns what was committed.
 
         After a commit whose fate is not known, what follows from the state alone is decided anew on whatever is there.
-        What must happen `once` at most is decided anew only as long as nothing has changed: then the first commit and
-        the next cannot both be applied. Otherwise it may have happened and been overtaken.
+        What must happen `once` at most, a claim, is decided anew only as long as nothing has changed: then the first
+        commit and the next cannot both be applied. Otherwise it may have happened and been overtaken.
         """
         unsure: list[Unit] = []
         basis: list[Row | None] = []
@@ -311,10 +311,11 @@ class Store:
             try:
                 rows = await self.look(keys)
                 found = dict(zip(keys, rows, strict=True))
-                if (done := next(filter(None, (_as_stored(unit, found) for unit in unsure)), None)) is not None:
+                stored = (_as_stored(unit, found, once=once) for unit in unsure)
+                if (done := next(filter(None, stored), None)) is not None:
                     await self.engine.assure()
                     return done
-                unsure = [unit for unit in unsure if not _lost_its_place(unit, found)]
+                unsure = [unit for unit in unsure if not (once and _lost_its_place(unit, found))]
                 if once and unsure and rows != basis:
                     raise perhaps_applied("others have changed the record since")
                 unit, basis = decide(rows), rows
@@ -372,14 +373,15 @@ def _changes_something(request: Update) -> bool:
     return bool(request.set or request.inc or request.append) or request.token is not None
 
 
-def _as_stored(unit: Unit, rows: dict[Key, Row | None]) -> Unit | None:
-    """The unit as it is stored now; None unless all of it is. A claim may have been renewed since."""
+def _as_stored(unit: Unit, rows: dict[Key, Row | None], *, once: bool) -> Unit | None:
+    """The unit as it is stored now; None unless all of it is. What happens once, a claim, may have been renewed since.
+    Of another write to a record that is under one, the claim says nothing."""
     stored = []
     for write in unit:
         row = rows.get(write.row.key)
         if row is None and write.row.deleted == REMOVED:
             stored.append(write)
-        elif row is not None and (row == write.row or _is_same_claim(row, write.row)):
+        elif row is not None and (row == write.row or (once and _is_same_claim(row, write.row))):
             stored.append(write._replace(row=row))
         else:
             return None
@@ -387,8 +389,7 @@ def _as_stored(unit: Unit, rows: dict[Key, Row | None]) -> Unit | None:
 
 
 def _lost_its_place(unit: Unit, rows: dict[Key, Row | None]) -> bool:
-    """Whether another's write is where one of the unit's would be: it was not applied, and cannot be any more. Known of
-    claims alone: any other write may have been changed since by one that nobody is told of."""
+    """Whether another's write is where a claim of the unit would be: it was not applied, and cannot be any more."""
     for write in unit:
         row = rows.get(write.row.key)
         if row is not None and row.stamp == write.row.stamp and leasing.claim_of(row) != leasing.claim_of(write.row):

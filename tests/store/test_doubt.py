@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from statesvc.backends.port import Result, Row, Unit
+from statesvc.backends.port import Result, Row, Unit, Write
+from statesvc.store.checking import check
 from statesvc.store.claims import Claims
 from statesvc.store.leasing import is_leased
 from statesvc.store.racing import Decided
@@ -157,17 +158,36 @@ async def test_a_numbered_claim_that_was_sent_again_elsewhere_and_renewed_there_
     assert sum(is_leased(row) for row in await there.look([("job", "a"), ("job", "b")]) if row is not None) == 1
 
 
-async def test_a_claim_that_was_not_applied_after_all_is_tried_again(stores: tuple[Doubtful, Store, Store]):
-    engine, here, there = stores
+def lose_one_commit(engine: Doubtful) -> None:
+    """The next is not applied, and nobody knows."""
 
-    async def unseen(batch: Sequence[Unit]) -> list[Result]:
+    async def lost(batch: Sequence[Unit]) -> list[Result]:
         del engine.commit  # once
         return ["unknown"] * len(batch)
 
-    engine.commit = unseen  # type: ignore[method-assign]
+    engine.commit = lost  # type: ignore[method-assign]
+
+
+async def test_a_claim_that_was_not_applied_after_all_is_tried_again(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+    lose_one_commit(engine)
     (row,) = (await Claims(here).claim(claim(), HERE, set())).rows
     assert row.token == 1
     assert await there.read(("lock", "k")) == row
+
+
+async def test_a_repair_of_a_leased_record_that_was_not_applied_is_not_said_to_be(
+    stores: tuple[Doubtful, Store, Store],
+):
+    """It leaves the revision and the lease as they are: that they are there says nothing about it."""
+    engine, here, there = stores
+    (row,) = (await Claims(here).claim(claim(), HERE, set())).rows
+    misindexed = msgspec.structs.replace(row, keys=msgspec.structs.replace(row.keys, node="elsewhere"))
+    assert await engine.commit([(Write(misindexed, row.stamp, None),)]) == ["applied"]
+    lose_one_commit(engine)
+    found = await check(here, lambda done, total: None, lambda: None, repair=True)
+    assert len(found.repaired) == 1
+    assert await there.read(row.key) == row
 
 
 async def test_an_update_does_not_undo_what_came_after_it(stores: tuple[Doubtful, Store, Store]):
