@@ -135,7 +135,8 @@ def _keep_old_files(paths: Any, aside: Path) -> Path | None:
     """Give every file of the old store a second name in a folder of its own: the first is about to be taken."""
     from statesvc.backends.sqlite.paths import sides
 
-    files = [paths.log, *sides(paths.log), paths.state, *sides(paths.state), paths.watermark, paths.state_watermark]
+    notes = [paths.watermark, paths.state_watermark, paths.unsynced]
+    files = [paths.log, *sides(paths.log), paths.state, *sides(paths.state), *notes]
     there = [file for file in files if file.exists()]
     if not there and not paths.incoming.exists():
         return None

@@ -126,6 +126,14 @@ def test_a_store_that_no_longer_opens_is_restored_and_its_files_are_kept(damaged
         assert home.ask("claim", "leader", "--kind", "lock").record["lease"]["token"] > 2
 
 
+def test_what_was_noted_about_the_lost_store_is_not_taken_for_the_restored_one(damaged):
+    """As a start leaves it that went on without damaged commits, and was refused for another reason."""
+    (damaged.data / "unsynced").touch()
+    answer = damaged.alone("snapshot", "restore", "a.snapshot")
+    assert (damaged.data / answer.record["earlierFiles"] / "unsynced").exists()
+    assert not (damaged.data / "unsynced").exists()
+
+
 def test_a_snapshot_from_elsewhere_fills_a_new_folder(damaged, tmp_path):
     away = tmp_path / "backup"
     away.mkdir(mode=0o700)

@@ -27,12 +27,13 @@ class Paths(NamedTuple):
     state: Path
     watermark: Path
     state_watermark: Path
+    unsynced: Path
     incoming: Path
     """A folder: the store that is about to take the place of this one."""
 
     @classmethod
     def below(cls, folder: Path) -> Paths:
-        names = ("log.db", "state.db", MARK_NAME, "state.watermark", "incoming")
+        names = ("log.db", "state.db", MARK_NAME, "state.watermark", UNSYNCED_NAME, "incoming")
         return cls(folder, *(folder / name for name in names))
 
 

@@ -174,11 +174,11 @@ def _complete_files(paths: Paths) -> list[str]:
 
 def put_in_place(paths: Paths) -> None:
     """Let the files that are complete take their places. May end anywhere and be done again."""
-    marks = {paths.log.name: paths.watermark, paths.state.name: paths.state_watermark}
+    notes = {paths.log.name: (paths.watermark, paths.unsynced), paths.state.name: (paths.state_watermark,)}
     for name in _complete_files(paths):
         target = paths.folder / name
-        # A WAL of the old file must never meet the new one.
-        for old in (*sides(target), marks[name]):
+        # A WAL of the old file must never meet the new one, nor what was noted about it.
+        for old in (*sides(target), *notes[name]):
             old.unlink(missing_ok=True)
         sync_folder(paths.folder)
         if (paths.incoming / name).exists():
