@@ -79,6 +79,16 @@ def test_a_folder_without_a_store_exits_65(home):
     assert "holds no store" in answer.err
 
 
+@pytest.mark.parametrize("words", [["check"], ["check", "--repair"], ["snapshot", "restore", "a.snapshot"]])
+def test_a_file_that_is_a_link_is_left_alone_and_exits_73(stopped, words):
+    (stopped.data / "state.db").rename(stopped.data / "elsewhere")
+    (stopped.data / "state.db").symlink_to("elsewhere")
+    answer = stopped.alone(*words)
+    assert (answer.code, answer.out) == (73, "")
+    assert "state.db: is a symbolic link; put the file itself there" in answer.err
+    assert (stopped.data / "state.db").is_symlink()
+
+
 def test_a_folder_that_a_daemon_has_is_not_checked(home):
     with home.daemon():
         home.ask("create", "a")

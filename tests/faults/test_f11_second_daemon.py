@@ -283,6 +283,13 @@ def test_a_data_path_that_is_no_folder_of_ours_is_refused_and_left_as_it_was(fol
     refused_and_untouched(folder, folder / "data", make)
 
 
+@pytest.mark.parametrize("name", ["log.db", "state.db", "log.db-wal", in_the_long_form("state.db-wal")])
+def test_a_file_of_the_store_that_is_a_link_is_refused_and_left_as_it_was(folder, name):
+    """SQLite would follow it, and keep what belongs to it where nobody looks."""
+    (folder / "data").mkdir(mode=0o700)
+    refused_and_untouched(folder, folder / "data" / name, a_link)
+
+
 @needs_root
 @pytest.mark.parametrize(
     ("name", "make"),

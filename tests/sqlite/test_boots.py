@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statesvc.backends.port import EngineBroken
-from statesvc.backends.sqlite import SqliteEngine, boots
+from statesvc.backends.sqlite import boots
 from statesvc.backends.sqlite.files import CHECKSUM_BYTES
 from statesvc.config.sources import BOOT_ID
 from tests.daemon.harness import ROOT
@@ -136,17 +135,3 @@ def test_a_service_that_cannot_look_it_up_is_told_the_boot(monkeypatch):
     monkeypatch.setenv(BOOT_ID, "told")
     assert boots.boot_id() == "told"
     assert f"Environment={BOOT_ID}=%b" in (ROOT / "systemd" / "statesvc.service").read_text()
-
-
-@pytest.mark.parametrize("name", ["log.db", "state.db"])
-async def test_a_file_that_is_a_link_is_refused_by_name(tmp_path, name):
-    """SQLite would follow it, and keep its WAL where nobody looks for it."""
-    folder, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
-    async with opened(folder) as engine:
-        await create(engine, ["kept"])
-    (folder / name).rename(elsewhere)
-    (folder / name).symlink_to(elsewhere)
-    before = elsewhere.read_bytes()
-    with pytest.raises(EngineBroken, match=f"{name} is a symbolic link"):
-        await SqliteEngine(folder).open()
-    assert elsewhere.read_bytes() == before

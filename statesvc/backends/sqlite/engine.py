@@ -34,7 +34,7 @@ from .checking import faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
 from .files import unreadable
-from .folder import make_safe_folder, prepared
+from .folder import make_safe_folder, prepared, refuse_links
 from .judging import Judged, judge
 from .log import Change, End
 from .opening import SYNCHRONOUS, Files, open_files
@@ -94,6 +94,7 @@ class SqliteEngine(Engine):
     def own(self) -> None:
         """Make the folder if need be, and be the only one in it."""
         make_safe_folder(self._paths.folder)
+        refuse_links(self._paths)
         if not self._lock.held:
             self._lock.acquire()
 

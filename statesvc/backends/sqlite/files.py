@@ -67,8 +67,6 @@ def stored_version(path: Path) -> int | None:
 
     Versions change only in a migration, which ends with a checkpoint: the header on disk is always true.
     """
-    if path.is_symlink():
-        raise EngineBroken(f"{path} is a symbolic link, and its WAL would lie elsewhere: put the file itself there")
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -294,7 +292,7 @@ class DatabaseFile:
         self._mark_path = mark_path
         if stored_version(path) is None:
             if not new:
-                raise apsw.CorruptError("it is empty")
+                raise apsw.CorruptError("it is empty" if path.exists() else "it is missing")
             make_file(path, format_)
         self._has_torn_tail = False
         self._db = open_file(path, format_, synchronous, partial(self._look_at, judge))

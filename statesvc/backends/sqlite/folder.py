@@ -1,6 +1,6 @@
 """The data folder: made if need be, and safe to keep a store in.
 
-Owns who may have access to it. Must not know what is in it.
+Owns who may have access to it, and that its files lie in it. Must not know what is in them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal
 from ...process.errors import UnsafePath
 from ...process.folders import make_private
 from ..port import Step
+from .paths import Paths, sides
 
 
 def prepared(folder: Path, *, dry_run: bool) -> Step:
@@ -36,3 +37,11 @@ def make_safe_folder(folder: Path) -> None:
         raise UnsafePath(str(folder), f"the data folder belongs to uid {found.st_uid}")
     if found.st_mode & 0o022:
         raise UnsafePath(str(folder), "others may write to the data folder: chmod go-w")
+
+
+def refuse_links(paths: Paths) -> None:
+    """A database that is a link would have its WAL elsewhere, where nobody looks for it."""
+    for database in (paths.log, paths.state):
+        for file in (database, *sides(database)):
+            if file.is_symlink():
+                raise UnsafePath(str(file), "is a symbolic link; put the file itself there")

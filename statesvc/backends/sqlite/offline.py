@@ -13,6 +13,7 @@ from threading import Event
 from ...process.locks import InstanceLock
 from ..port import DataCorrupt
 from .checking import faults, problems
+from .folder import refuse_links
 from .opening import SYNCHRONOUS, Files, open_files
 from .paths import Paths
 from .repairing import repaired
@@ -46,6 +47,7 @@ def repair_folder(folder: Path, durability: str = "disk") -> list[str]:
 @contextmanager
 def _owned(folder: Path) -> Iterator[Paths]:
     paths = Paths.below(folder)
+    refuse_links(paths)
     if not any(path.exists() for path in (paths.log, paths.state, paths.incoming)):
         raise DataCorrupt(f"{folder} holds no store: there is neither log.db nor state.db in it")
     with InstanceLock(str(folder / "lock")):
