@@ -30,7 +30,7 @@ POINTS = {
     "apply.after": "the state has followed",
     "checkpoint.before": "pages are about to move from a WAL into its file",
     "checkpoint.after": "they have moved",
-    "watermark.inside": "a new watermark is written, and has not taken the place of the old one",
+    "replace.inside": "a watermark or a note is written anew, and has not taken the place of the old one",
     "compaction.inside": "the front of the log is taken off, and the transaction is still open",
     "format.inside": "a file is being brought to a newer format, and the transaction is still open",
     "snapshot.inside": "a part of a snapshot is written",

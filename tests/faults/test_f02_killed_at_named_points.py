@@ -121,7 +121,7 @@ def test_a_write_cut_off_in_a_system_call_of_its_commit_is_there_wholly_or_not_a
 
 @pytest.mark.parametrize(
     "point",
-    ["apply.before", "apply.inside", "apply.after", "checkpoint.before", "checkpoint.after", "watermark.inside"],
+    ["apply.before", "apply.inside", "apply.after", "checkpoint.before", "checkpoint.after", "replace.inside"],
 )
 def test_what_was_acknowledged_outlives_a_kill_while_the_files_follow(filled, point):
     """The state follows within its bound and files are settled after a second of idleness: each comes by itself."""

@@ -57,11 +57,11 @@ def test_the_start_that_leaves_it_out_fails_for_another_reason(folder, epoch):
     assert_told(folder, epoch)
 
 
-@pytest.mark.parametrize("point", ["checkpoint.before", "checkpoint.after", "watermark.inside"])
+@pytest.mark.parametrize("point", ["checkpoint.before", "checkpoint.after", "replace.inside"])
 def test_the_start_that_leaves_it_out_is_killed(folder, epoch, point):
     code, said = refused(folder, "--durability", "os", settings={"failpoints": f"{point}=kill"})
     assert code == -signal.SIGKILL, said
-    if point == "watermark.inside":  # before anything was left out
+    if point == "replace.inside":  # before anything was left out
         assert refused(folder)[0] == CORRUPT
         with Daemon(folder, "--durability", "os").serving() as daemon:
             assert daemon.stop() == 0

@@ -1,7 +1,7 @@
 """Onto the disk: files and folders synced, small files replaced as a whole.
 
-Owns that nothing is built on a file whose sync failed, and that none is synced a second time. Must not know what is in
-the files.
+Owns that a small file is there as a whole or not at all, and that none whose sync failed is synced a second time. Must
+not know what is in the files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def replace(path: Path, content: bytes) -> None:
     finally:
         os.close(fd)
     if failpoints.armed:
-        failpoints.reach("watermark.inside")
+        failpoints.reach("replace.inside")
     os.replace(fresh, path)
     sync_folder(path.parent)
 
