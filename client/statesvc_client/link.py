@@ -208,7 +208,7 @@ class Link:
             connection.send(taken.data)
             self._pumping = True
             self._loop.call_soon(self._pump_again)
-        elif self._options.linger_seconds and self._doze is None:
+        elif self._options.linger_seconds and self._doze is None and not self._desk.asleep:
             self._doze = self._loop.call_later(self._options.linger_seconds, self._fall_asleep)
 
     def _pump_again(self) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from statesvc_client import Closed, FlushTimeout, Job, NotCached, OutboxFull, StateStore
+from statesvc_client import Closed, FlushTimeout, Job, NotCached, OutboxFull, StateStore, blocking
+from statesvc_client.desk import Desk
 from statesvc_client.errors import Denied, InvalidTransition, NotFound, Unavailable
 from statesvc_client.link import LOOKS, Silence
-from tests.client.conftest import held, until_soon
+from tests.client.conftest import held, until, until_soon
 
 FAST = {"connect_seconds": 10.0, "close_seconds": 10.0}
 
@@ -272,6 +273,20 @@ async def test_a_new_epoch_is_told_and_the_cache_is_read_anew(scripted):
         await until_soon(lambda: epochs and held(state, "j")["a"] == 2, "the older truth")
         assert epochs == [("epoch-1", "epoch-2")]
         assert state.counters.epochs == 1
+
+
+def test_a_store_that_has_nothing_to_do_sleeps(daemon, monkeypatch):
+    """Between two writes it is woken once, and falls asleep once."""
+    asleep: list[None] = []
+    plain = Desk.fall_asleep
+    monkeypatch.setattr(Desk, "fall_asleep", lambda desk: (asleep.append(None), plain(desk))[1])
+    with blocking.StateStore.connect(daemon.path, connect_seconds=30) as state:
+        for number in range(20):
+            state.update("j", n=number, upsert=True)
+            state.flush(30)
+            until(lambda: state._desk.asleep, "the sender to sleep")
+            state.call("ping")
+        assert 20 <= len(asleep) < 60
 
 
 async def test_a_refused_hello_is_raised_on_entering(scripted):
