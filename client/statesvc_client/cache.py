@@ -33,9 +33,11 @@ EVICT_STEPS = 64
 class Read:
     """A question under way. What own writes touch meanwhile, its answer cannot speak about."""
 
-    __slots__ = ("overflowed", "touched")
+    __slots__ = ("doubted", "overflowed", "touched")
 
-    def __init__(self) -> None:
+    def __init__(self, doubted: Iterable[str] = ()) -> None:
+        self.doubted = frozenset(doubted)
+        """Records whose true state was wanted before it was asked: its answer tells, whatever was known."""
         self.touched: set[str] = set()
         self.overflowed = False
         """Records were let go meanwhile, perhaps some it has spoken about."""
@@ -210,6 +212,13 @@ class Cache:
         self.images.start_over()
         self.followed = self.listing = False
 
+    def distrust(self) -> None:
+        """The daemon may have lost what it told: nothing is shown of it but what own writes stand on, and that is asked
+        for once they are decided."""
+        for id in self.views.keys() - self.own.keys():
+            self._hide(id)
+        self.wanted |= dict.fromkeys(self.own)
+
     def _unlink(self, write: Write) -> None:
         earlier, later = write.earlier, write.later
         if earlier is not None:
@@ -241,7 +250,7 @@ class Cache:
     # --- what the daemon says --------------------------------------------------------------------------------------
 
     def begin_read(self) -> Read:
-        read = Read()
+        read = Read(self.wanted)
         self._reads.append(read)
         return read
 
@@ -258,7 +267,8 @@ class Cache:
         if not isinstance(id, str) or id in self.own or id in read.touched:
             return
         known = self.views.get(id)
-        if known is not None and not forced and id not in self.images.guessed and _is_older(record, known):
+        is_doubted = forced or id in read.doubted or id in self.images.guessed
+        if known is not None and not is_doubted and _is_older(record, known):
             return
         if known is not None and known.get("uid") != record.get("uid"):
             self._touch(id)  # two answers about two lives of a record: the one taken first stays
@@ -398,7 +408,6 @@ def _put_on(before: Seen, write: Write) -> Seen:
 
 
 def _is_older(record: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Revisions are compared within one life of a record."""
-    if record.get("uid") != known.get("uid") and known.get("uid") is not None:
-        return False
-    return bool(record.get("revision", 0) < known.get("revision", 0))
+    """Revisions are compared within one life of a record. Of which life own writes were is not known, and an answer
+    that none of them touched has seen them all."""
+    return record.get("uid") == known.get("uid") and bool(record.get("revision", 0) < known.get("revision", 0))

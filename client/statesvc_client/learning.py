@@ -66,10 +66,13 @@ class Learner:
         self.fetch_wanted()
 
     def start_over(self) -> None:
-        """State the daemon had acknowledged may be lost: what the caches hold has to be read anew."""
+        """State the daemon had acknowledged may be lost: what the caches hold has to be read anew, and what is not read
+        as a whole is let go."""
         for cache in self._desk.caches.values():
             cache.complete = False
             cache.images.start_over()
+            if not self._options.warm or cache.kind not in self._options.kinds:
+                self._desk.with_lock(cache.distrust)
         if self._options.warm:
             for task in self._keeping:
                 task.cancel()

@@ -47,6 +47,51 @@ def test_own_writes_are_seen_at_once_and_what_a_reader_held_stays():
     assert held["status"] == "PENDING"
 
 
+def test_what_was_wanted_is_learned_whatever_was_known():
+    """Another has deleted and made it anew since; of which life own writes were, no acknowledgement tells."""
+    cache = Cache("job", 100)
+    made = writes.create("job", {"uuid": "j"})
+    cache.note(made)
+    cache.applied_all([made])
+    for number in range(4):
+        change = update("j", n=number)
+        cache.note(change)
+        cache.applied_all([change])
+    assert shown(cache)["revision"] == 5
+    refused = update("j", n=9)
+    cache.note(refused)
+    cache.rejected(refused, Conflict("no"))
+    read = cache.begin_read()
+    cache.learn(record("j", revision=1, uid="u2"), read)
+    cache.end_read(read)
+    assert cache.views["j"] == record("j", revision=1, uid="u2")
+    assert not cache.wanted
+
+
+def test_an_answer_that_was_asked_for_before_the_doubt_does_not_bring_back_what_is_older():
+    cache = warmed(record("j", revision=7))
+    late = cache.begin_read()
+    cache.wanted["j"] = None
+    cache.learn(record("j", revision=6), late)
+    assert (shown(cache)["revision"], list(cache.wanted)) == (7, ["j"])
+
+
+def test_after_a_loss_nothing_is_shown_but_what_own_writes_stand_on():
+    cache = Cache("job", 100)
+    read = cache.begin_read()
+    for id in ("j", "k"):
+        cache.learn(record(id, revision=5), read)
+    cache.end_read(read)
+    mine = update("j", n=1)
+    cache.note(mine)
+    cache.distrust()
+    assert list(cache.views) == list(cache.wanted) == ["j"]
+    cache.applied_all([mine])
+    again = cache.begin_read()
+    cache.learn(record("j", revision=2), again)
+    assert shown(cache)["revision"] == 2
+
+
 def test_a_rejected_write_is_taken_back_and_later_ones_stay():
     cache = warmed(record("j", status="RUNNING"))
     bad, good = update("j", status="PENDING", pid=1), update("j", note="kept")

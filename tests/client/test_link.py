@@ -275,6 +275,21 @@ async def test_a_new_epoch_is_told_and_the_cache_is_read_anew(scripted):
         assert state.counters.epochs == 1
 
 
+async def test_a_new_epoch_lets_go_of_records_that_are_not_followed(scripted):
+    scripted.records["j"] = {"uuid": "j", "revision": 9, "uid": "u", "a": 9}
+    async with store(scripted, warm=False) as state:
+        await state.fetch("j")
+        assert held(state, "j")["a"] == 9
+        scripted.records["j"] = {"uuid": "j", "revision": 2, "uid": "u", "a": 2}
+        scripted.epoch = "epoch-2"
+        scripted.cut_all()
+        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        with pytest.raises(NotCached):
+            state.get("j")
+        await state.fetch("j")
+        assert held(state, "j")["a"] == 2
+
+
 def test_a_store_that_has_nothing_to_do_sleeps(daemon, monkeypatch):
     """Between two writes it is woken once, and falls asleep once."""
     asleep: list[None] = []
