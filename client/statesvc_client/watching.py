@@ -150,7 +150,9 @@ class _Watch:
     async def _next(self) -> Event:
         inbox = await self._begin()
         await inbox.until_any()
-        return self._handed_out(inbox)
+        event = self._handed_out(inbox)
+        inbox.make_room()
+        return event
 
     def _handed_out(self, inbox: _Inbox) -> Event:
         event = inbox.events.popleft()
@@ -184,10 +186,7 @@ class Watch(_Watch):
     async def __anext__(self) -> Event:
         if self._closed:
             raise StopAsyncIteration
-        event = await self._next()
-        if self._inbox is not None:
-            self._inbox.make_room()
-        return event
+        return await self._next()
 
     async def close(self) -> None:
         """End it and its connection."""

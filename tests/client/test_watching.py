@@ -210,6 +210,17 @@ async def test_a_slow_reader_holds_a_bounded_number_of_events_and_misses_none(da
         assert most < 500, "one read's worth, not everything"
 
 
+def test_one_who_asks_for_event_by_event_gets_all_of_a_burst_and_what_comes_after_it(daemon, monkeypatch):
+    monkeypatch.setattr(watching_module, "MOST_EVENTS", 16)
+    connected = blocking.StateStore.connect(daemon.path, connect_seconds=SECONDS, warm=False)
+    with connected as state, state.watch() as changes:
+        for number in range(500):
+            state.update("j", n=number, padding="x" * 2000, upsert=True)
+        state.flush(SECONDS)
+        until(lambda: changes._inbox._full, "the inbox to be full")
+        assert [changes.next(SECONDS).record["n"] for _ in range(500)] == list(range(500))
+
+
 async def test_history_tells_the_same_events_page_by_page(daemon: RealDaemon, monkeypatch):
     monkeypatch.setattr(watching_module, "PAGE_EVENTS", 7)
     async with connect(daemon) as state, state.watch() as changes:
