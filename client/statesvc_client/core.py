@@ -80,6 +80,7 @@ class Core:
         """As before the first start; a forked child begins here."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._link: Link | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._calls: Calls | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self.feeds = Feeds(self.path, self.options, self._check_peer)
@@ -112,7 +113,7 @@ class Core:
         self._link = Link(self.path, self.desk, self.options, events, self._check_peer)
         self.desk.own_thread = threading.get_ident()
         self.desk.wake = self._wake
-        self.spawn_task(self._link.run())
+        self._sending = self.spawn_task(self._link.run())
 
     def _attach_if_possible(self) -> None:
         try:
@@ -127,8 +128,18 @@ class Core:
         if self._started:
             self._check_loop()
             self.attach()
+            await self._send_on()
         else:
             await self.start()
+
+    async def _send_on(self) -> None:
+        """A program that ends cancels all its tasks, ours among them; what is said in leaving is sent all the same."""
+        link, sending = self._link, self._sending
+        if link is None or sending is None or not (sending.done() or sending.cancelling()):
+            return
+        await asyncio.wait([sending])
+        if self._sending is sending and not self.desk.closed:
+            self._sending = self.spawn_task(link.run())
 
     def _check_loop(self) -> None:
         """Futures and connections belong to the loop the store began on; on another nobody would ever wake us."""
@@ -323,15 +334,17 @@ class Core:
             return await asyncio.shield(self._closing)
         closing = self._closing = asyncio.get_running_loop().create_future()
         try:
-            report = await self._close(self.options.close_seconds if timeout is None else timeout)
-            closing.set_result(report)
-            return report
+            return await self._close(self.options.close_seconds if timeout is None else timeout)
         finally:
-            closing.cancel()  # nothing, once it has its result
+            if self.report is not None:  # also when this one was cancelled on the way: the others are not
+                closing.set_result(self.report)
+            else:
+                closing.cancel()
+                self._closing = None  # the next may try again
 
     async def _close(self, seconds: float) -> CloseReport:
         try:
-            if self._started:
+            if self._started and not self.desk.closed:
                 await self.flush(seconds)
         except FlushTimeout as late:
             log.warning("leaving: %s", late)

@@ -78,13 +78,20 @@ class Waits:
         try:
             async with asyncio.timeout(seconds):
                 while not self._desk.has_room():
-                    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._rooms.append(room)
-                    await room
+                    await self._next_room()
         except TimeoutError:
             raise OutboxFull(
                 f"{self._desk.outbox.queued} writes are waiting and no room came within {seconds:g} s"
             ) from None
+
+    async def _next_room(self) -> None:
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rooms.append(room)
+        try:
+            await room
+        finally:
+            if room in self._rooms:
+                self._rooms.remove(room)
 
     async def until_true(self, condition: Condition, timeout: float | None) -> None:
         """Return once a condition on the cache holds. Raises `TimeoutError`, or what the condition raises."""

@@ -167,6 +167,47 @@ def test_a_flush_that_timed_out_can_be_told_to_another_process():
     assert (told.waiting, str(told)) == (3, str(FlushTimeout(3, 1.5)))
 
 
+# --- cancelled -------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_ends_sends_what_its_agent_says_while_leaving(beside):
+    """The end of `asyncio.run` cancels every task, those of the store among them."""
+    begun: list[StateStore] = []
+
+    async def agent() -> None:
+        async with StateStore.connect(beside.path, connect_seconds=30) as state:
+            begun.append(state)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                state.update("j", status="STOPPED")
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.create_task(agent())
+        await until_soon(lambda: begun, "the agent to begin")
+        return task
+
+    assert asyncio.run(main()).cancelled()
+    report = begun[0]._core.report
+    assert report is not None
+    assert report.clean
+    assert [frame["job"] for frame in beside.frames] == [{"status": "STOPPED"}]
+
+
+async def test_one_who_is_cancelled_while_closing_does_not_cancel_the_others(scripted):
+    state = await StateStore.connect(scripted.path, connect_seconds=30)
+    scripted.silent = True
+    state.create({"uuid": "j"})
+    first = asyncio.create_task(state.close(600))
+    await until_soon(lambda: state._core._closing is not None, "the first to be closing")
+    second = asyncio.create_task(state.close(600))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await asyncio.wait_for(second, 30)).unflushed == 1
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
 # --- the loop was closed first ---------------------------------------------------------------------------------------
 
 
