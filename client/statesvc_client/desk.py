@@ -106,6 +106,8 @@ class Desk:
         self.caches = _Caches(options, self.views)
         self.client = new_client_id()
         self.spool: Spool | None = None
+        self._spool_path = options.spool
+        """Where a spool is to be opened: at the start, or by a write that is made before it."""
         self.closed = False
         self.wake: Callable[[], None] = _cannot_wake
         self.asleep = False
@@ -118,12 +120,18 @@ class Desk:
         self.on_progress: Callable[[], None] = _cannot_wake
         for kind in ("job", *options.kinds):
             self.caches[kind]
+        if options.spool is not None:
+            self.outbox.refuse_offers()  # nothing is taken past it
 
     def open_spool(self) -> None:
-        """Take the spool, with what an earlier run left in it."""
-        if self.options.spool is None:
+        with self._lock:
+            self._open_spool_once()
+
+    def _open_spool_once(self) -> None:
+        """Take the spool, with what an earlier run left in it: its writes come first, and its numbers go on."""
+        if self._spool_path is None:
             return
-        spool = Spool(os.fspath(self.options.spool), sync_each=self.options.spool_sync)
+        spool = Spool(os.fspath(self._spool_path), sync_each=self.options.spool_sync)
         try:
             found = spool.load()
             spool.begin(found.client or self.client, found.waiting)
@@ -138,7 +146,7 @@ class Desk:
             self.caches[write.kind].note(write)
         self.outbox.last_seq = max(self.outbox.last_seq, found.next_seq - 1)
         self.tally.restored = len(found.waiting)
-        self.spool = spool
+        self.spool, self._spool_path = spool, None
 
     # --- in, from any thread ---------------------------------------------------------------------------------------
 
@@ -161,6 +169,8 @@ class Desk:
     def _admit_with_care(self, write: Write) -> None:
         """Take a write in where there is a spool, or no room."""
         deadline = time.monotonic() + self.options.block_seconds
+        if not self.closed:
+            self._open_spool_once()
         if self.spool is not None and self.spool.is_unsound:
             self._compact(self.spool)
         while True:
@@ -371,7 +381,7 @@ class Desk:
         self.client = new_client_id()
         self.tally = Tally()
         self.outbox = Outbox(self.options.max_records, self.options.max_bytes)
-        spool, self.spool = self.spool, None
+        spool, self.spool, self._spool_path = self.spool, None, None
         if spool is not None:
             spool.close()
         for cache in self.caches.values():

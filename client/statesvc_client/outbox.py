@@ -111,18 +111,18 @@ class Outbox:
     def next_merge(self) -> Merge | None:
         """Find two unsent updates of a record that can be one, within the steps left; `accept` makes them one.
 
-        Goes on where it stopped before, so that a full outbox is looked through once, not at every call.
+        Goes on where it stopped before, so that a full outbox is looked through once, not at every call. A merge that
+        is not accepted is found again: to go on past it would let later updates be merged to before it.
         """
         while self._steps_left and self._scanned < len(self._writes):
             self._steps_left -= 1
             write = self._writes[self._scanned]
+            if not write.decided:
+                merge = self.merge_into_last(write)
+                if merge is not None:
+                    return merge
+                self._latest[write.kind, write.id] = write
             self._scanned += 1
-            if write.decided:
-                continue
-            merge = self.merge_into_last(write)
-            if merge is not None:
-                return merge
-            self._latest[write.kind, write.id] = write
         return None
 
     def merge_into_last(self, write: Write) -> Merge | None:
@@ -137,6 +137,7 @@ class Outbox:
         kept.body, kept.fields, kept.more, kept.flat = both.body, both.fields, both.more, both.flat
         kept.doubtful = both.doubtful
         if gone.seq:
+            self._scanned += 1
             self._drop(gone)
 
     def _drop(self, write: Write) -> None:

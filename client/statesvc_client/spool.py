@@ -8,7 +8,9 @@ Owns the file's format, its safety and its damage. Must not know the daemon, the
 A payload is `H {"client": ..}` (once, first), `W <seq> <frame>` for a write, `M <seq> <gone> <frame>` when the write
 `gone` became part of `seq`, `A <seq>` when everything up to `seq` is decided, `D <seq>` when that one write is.
 The mark holds bytes that no payload can hold, so whatever stands behind a damaged record is found again: damage with
-whole records behind it is corruption and refused by name; without, it is a torn tail, cut off and reported.
+whole records behind it is corruption and refused by name; without, it is a torn tail, cut off and reported. Records of
+writes that were decided before the damage do not count: an emptied file begins with an `A`, and a power loss may leave
+behind it what was in the file before.
 
 A write's number must not pass out of the daemon's memory (by `floor`) before the file knows that it is decided, or a
 crash would send it again to a daemon that no longer recognises it. `durable_floor` is therefore what has been synced,
@@ -17,6 +19,7 @@ not merely written: it holds after a power failure too.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -74,6 +77,8 @@ class Spool:
         self._live: dict[int, int] = {}
         """The bytes each waiting write takes in the file."""
         self._live_bytes = 0
+        self._last = 0
+        """The highest number it has held."""
         self._unsound = False
         """A sync of this file failed. The kernel forgets what it could not write, so a later success would say nothing
         about it: the file is not synced again, and nothing is promised on it, until a new one takes its place."""
@@ -113,7 +118,7 @@ class Spool:
         for write in done:
             self._drop(write.seq)
         self._floor = max(self._floor, seq + 1)
-        self._note(b"A %d" % seq)
+        self._note(_decided_upto(seq))
 
     def decided_one(self, write: Write) -> None:
         self._drop(write.seq)
@@ -122,6 +127,7 @@ class Spool:
     def _hold(self, seq: int, size: int) -> None:
         self._live[seq] = size
         self._live_bytes += size
+        self._last = max(self._last, seq)
 
     def _drop(self, seq: int) -> None:
         size = self._live.pop(seq, 0)
@@ -164,7 +170,7 @@ class Spool:
             self._unsound = True
 
     def compact(self, waiting: list[Write]) -> None:
-        """Drop what is decided. Empty is the common case and costs one call."""
+        """Drop what is decided. Empty is the common case and costs two calls."""
         if waiting or self._unsound:
             self._rewrite(waiting)
             return
@@ -173,6 +179,9 @@ class Spool:
         self._size, self._garbage = start, 0
         self._live.clear()
         self._live_bytes = 0
+        # A power loss may leave what was cut off behind what comes next: this tells that it is over.
+        with contextlib.suppress(SpoolFailed):
+            self._append(_decided_upto(self._last))
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -248,12 +257,17 @@ class Spool:
         self._size, self._garbage = len(content), 0
         self._live = {write.seq: len(record) for write, record in zip(waiting, records, strict=True)}
         self._live_bytes = sum(self._live.values())
+        self._last = max(self._live, default=self._last)
         try:
             _sync_folder(self.path)
         except OSError as problem:
             self._unsound = True
             raise SpoolFailed(f"the folder of {self.path}: {problem.strerror}") from problem
         self._synced_floor = self._floor
+
+
+def _decided_upto(seq: int) -> bytes:
+    return b"A %d" % seq
 
 
 def _record(payload: bytes) -> bytes:
@@ -399,15 +413,22 @@ class _Scan:
         return payload if _checksum(payload) == checksum else None
 
     def _check_is_tail(self, damaged: int) -> None:
-        """Whole records behind a damaged one mean damage, not a write that was cut off."""
+        """Whole records behind a damaged one mean damage, not a write that was cut off; but for those of writes that
+        were decided before it, which a power loss has brought back."""
         place = self._data.find(MARK, damaged + 1)
         while place >= 0:
-            if self._payload_at(place) is not None:
+            payload = self._payload_at(place)
+            if payload is not None and not self._is_over(payload):
                 raise SpoolCorrupt(
                     f"{self._path} is damaged at byte {damaged}, and whole records follow at byte {place}: writes may "
                     "be missing in between. It is left as it is; move it away to start without it"
                 )
             place = self._data.find(MARK, place + 1)
+
+    def _is_over(self, payload: bytes) -> bool:
+        """Whether a record is of nothing but writes that are known to be decided."""
+        number = payload.partition(b" ")[2].partition(b" ")[0]
+        return number.isdigit() and int(number) <= self._decided
 
     def _take(self, payload: bytes) -> None:
         kind, _, rest = payload.partition(b" ")

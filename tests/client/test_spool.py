@@ -93,6 +93,37 @@ def test_everything_decided_empties_the_file(path):
     assert [write.seq for write in reopened(path).waiting] == [50]
 
 
+def test_what_was_in_the_file_before_it_was_emptied_may_come_back_behind_what_is_new(path):
+    """As a power loss leaves it between the first block's new content and the file's new length."""
+    spool = spooled(path, *range(1, 200))
+    before = path.read_bytes()
+    spool.decided_upto(199, [numbered(seq) for seq in range(1, 200)])
+    spool.compact([])
+    spool.add(numbered(200))
+    spool.close()
+    block = path.read_bytes().ljust(4096, bytes(1))
+    assert len(before) > len(block)
+    path.write_bytes(block + before[len(block) :])
+    found = reopened(path)
+    assert [write.seq for write in found.waiting] == [200]
+    assert found.torn_bytes > len(before) - len(block)
+
+
+def test_damage_with_newer_records_behind_it_is_still_refused_in_a_file_that_was_emptied(path):
+    spool = spooled(path, 1, 2)
+    spool.decided_upto(2, [numbered(1), numbered(2)])
+    spool.compact([])
+    start = path.stat().st_size
+    for seq in (3, 4):
+        spool.add(numbered(seq))
+    spool.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[start + 20] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(SpoolCorrupt, match="whole records follow"):
+        reopened(path)
+
+
 def test_a_rewritten_spool_keeps_what_waits_and_its_lock(path):
     spool = spooled(path, 1, 2, 3)
     spool.decided_one(numbered(1))
@@ -223,10 +254,6 @@ def test_a_disk_that_is_full_refuses_the_write_and_nothing_else(path, monkeypatc
     desk = Desk(Options(spool=path))
     desk.open_spool()
     desk.admit(numbered(0, "before"))
-
-    def no_space(_fd, _data):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(os, "write", no_space)
     with pytest.raises(SpoolFailed, match="No space"):
         desk.admit(numbered(0, "refused"))
@@ -236,6 +263,44 @@ def test_a_disk_that_is_full_refuses_the_write_and_nothing_else(path, monkeypatc
     assert "refused" not in desk.views["job"]
     desk.close()
     assert [write.id for write in reopened(path).waiting] == ["before", "after"]
+
+
+def test_a_merge_that_the_disk_refuses_keeps_the_order(path, monkeypatch):
+    """What could not be merged stays where it is, and nothing that is made later gets before it."""
+    desk = Desk(Options(spool=path, max_records=3, when_full="error"))
+    for id, fields in (("x", {"a": 1}), ("x", {"a": 2}), ("y", {"b": 1})):
+        desk.admit(writes.update("job", id, fields, None))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", no_space)
+        with pytest.raises(SpoolFailed, match="No space"):
+            desk.admit(writes.update("job", "z", {"c": 1}, None))
+    for number in (3, 4):
+        desk.admit(writes.update("job", "x", {"a": number}, None))
+    assert [write.fields for write in desk.outbox.waiting()][-1] == {"a": 4}
+    desk.close()
+    assert [write.fields for write in reopened(path).waiting if write.id == "x"][-1] == {"a": 4}
+
+
+def test_a_write_before_the_start_comes_behind_what_an_earlier_run_left_and_is_spooled(path):
+    spooled(path, 1, 2).close()
+    desk = Desk(Options(spool=path))
+    desk.admit(update_of("early"))
+    desk.open_spool()
+    desk.admit(update_of("later"))
+    waiting = desk.outbox.waiting()
+    assert [write.id for write in waiting] == ["j", "j", "early", "later"]
+    assert waiting[2].seq > 1000, "a number that the earlier run may have used is not used again"
+    assert (desk.client, desk.counters().restored) == ("client-1", 2)
+    desk.close()
+    assert [write.id for write in reopened(path).waiting] == ["j", "j", "early", "later"]
+
+
+def update_of(id: str) -> writes.Write:
+    return writes.update("job", id, {"a": 1}, None)
+
+
+def no_space(_fd: int, _data: bytes) -> int:
+    raise OSError(28, "No space left on device")
 
 
 def test_merging_in_a_full_outbox_is_spooled_too(path):
