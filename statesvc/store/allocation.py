@@ -311,6 +311,7 @@ class Pools:
             return Allocated(unit[0].row), None
         row = seen[0]
         if row is not None and row.uid in uids:
+            await store.engine.assure()
             return Allocated(row), None  # committed after all, and changed since
         if row is not None and asked.made is not None and asked.made in row.keys.labels:
             await store.engine.assure()

@@ -170,7 +170,7 @@ class Race:
         made = self._decide(None if row is not None and row.deleted == REMOVED else row)
         if isinstance(made, Write):
             self._commit(made, foundation)
-        elif batch is None and made.duplicate_of is None:
+        elif batch is None and made.refused is not None:
             self._finish(made)
         else:
             self._go_on(self._run_after(self._answered(made, foundation, batch)))
@@ -331,8 +331,8 @@ class Race:
                 raise batch.failure
             if foundation is not None and not batch.applied(foundation):
                 return None
-        if answer.duplicate_of is None:
-            return answer
+        if answer.refused is not None:
+            return answer  # it is not there, however safe that is which was in its way
         await self._store.engine.assure()
         # Found by its mark after a commit of unknown fate: the record is the answer, unless others changed it since.
         is_ours = self._unsure and answer.row is not None and answer.row.revision == answer.duplicate_of

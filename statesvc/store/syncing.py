@@ -60,6 +60,9 @@ class _Sync:
         self._turns = Turns(WRITING_SECONDS)
         self._all_new = not (request.again or store.engine.immediate)
         """Whether nothing of it was found to be there yet. A sync that is sent again most likely finds itself."""
+        self._found_done = request.mode == "replace"
+        """Whether the answer rests on what was read: then others may have written it, and not be answered yet. What a
+        `replace` has buried before is not even met again."""
 
     async def run(self) -> SyncReport:
         self._store.check_thawed()
@@ -68,6 +71,8 @@ class _Sync:
             await self._bring_all_forward(sent)
             missing = await self._not_sent(sent) if self._request.scope else None
             await self._settled()
+            if self._found_done:
+                await self._store.engine.assure()
         except ServiceFault as failure:
             # Some of the records may be in: only sending the sync again tells.
             raise type(failure)(failure.text, outcome="unknown") from None
@@ -168,7 +173,7 @@ class _Sync:
                 row, after = store.newest(key) if store.engine.immediate else (await store.read(key), None)
                 self._all_new = self._all_new and row is None
             if row in unsure:
-                await store.engine.assure()
+                self._found_done = True
                 self._applied += 1
                 return
             try:
@@ -178,6 +183,7 @@ class _Sync:
                     continue  # nothing but a write is decided on a guess
                 raise
             if write is None:
+                self._found_done = True
                 self._unchanged += 1
                 self._depend_on(after)
                 return

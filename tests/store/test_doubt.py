@@ -11,15 +11,17 @@ import msgspec
 import pytest
 
 from statesvc.backends.port import Result, Row, Unit, Write
+from statesvc.store.allocation import Pools
 from statesvc.store.checking import check
 from statesvc.store.claims import Claims
 from statesvc.store.leasing import is_leased
 from statesvc.store.racing import Decided
 from statesvc.store.store import Store
+from statesvc.store.syncing import sync
 from statesvc.store.transactions import transact
 from statesvc.store.writes import Caller
-from statesvc_client.errors import Internal, NotFound
-from statesvc_client.wire import Claim, Create, Delete, Get, Renew, Txn, Update
+from statesvc_client.errors import Exists, Internal, NotFound, Unavailable
+from statesvc_client.wire import Cancel, Claim, Create, Delete, Get, Renew, Scope, Sync, Txn, Update
 from tests.engines.weak import WeakEngine, WeakStorage
 
 HERE, THERE = Caller(said_hello=True), Caller(said_hello=True, client="there")
@@ -242,6 +244,86 @@ async def test_a_transaction_does_not_undo_what_came_after_it(stores: tuple[Doub
 
 def _revision(answer: Decided) -> int | None:
     return None if answer.row is None else answer.row.revision
+
+
+# --- what can be read and is not safe yet ----------------------------------------------------------------------------
+
+
+class Unsafe(NamedTuple):
+    """A store on which nothing that is only read can be shown to be safe; how often that was asked for."""
+
+    store: Store
+    asked: list[None]
+
+
+@pytest.fixture
+async def unsafe(stores: tuple[Doubtful, Store, Store]) -> Unsafe:
+    engine, here, _ = stores
+    asked: list[None] = []
+
+    async def assure() -> None:
+        asked.append(None)
+        raise Unavailable("0 of 1 replicas had it", outcome="unknown")
+
+    engine.assure = assure  # type: ignore[method-assign]
+    return Unsafe(here, asked)
+
+
+async def fails_as_unknown(answer: Awaitable[object]) -> None:
+    with pytest.raises(Unavailable) as raised:
+        await answer
+    assert raised.value.outcome == "unknown"
+
+
+def job_sync(*names: str, **more: Any) -> Sync:
+    return Sync(kind="job", records=[{"uuid": name, "status": "QUEUED", "nodeId": "n"} for name in names], **more)
+
+
+async def test_a_sync_that_finds_everything_done_is_answered_once_that_is_safe(unsafe: Unsafe):
+    assert (await sync(unsafe.store, job_sync("a", "b"), HERE)).applied == 2
+    assert not unsafe.asked
+    await fails_as_unknown(sync(unsafe.store, job_sync("a", "b"), HERE))
+    assert len(unsafe.asked) == 1, "once for all records"
+
+
+async def test_a_numbered_sync_that_finds_its_marks_is_answered_once_that_is_safe(unsafe: Unsafe):
+    numbered = job_sync("a", "b", seq=1, floor=1)
+    assert (await sync(unsafe.store, numbered, NUMBERED)).applied == 2
+    await fails_as_unknown(sync(unsafe.store, msgspec.structs.replace(numbered, again=True), NUMBERED))
+
+
+async def test_a_replace_whose_burials_are_done_is_answered_once_that_is_safe(
+    stores: tuple[Doubtful, Store, Store], unsafe: Unsafe
+):
+    """What is gone already is not met again: that it is gone is what is answered."""
+    _, here, there = stores
+    await sync(here, job_sync("a", "b"), HERE)
+    await there.write(Delete(kind="job", id="b"), THERE)
+    replacing = Sync(kind="job", records=[{"uuid": "a", "status": "RUNNING"}], mode="replace", scope=Scope(node_id="n"))
+    await fails_as_unknown(sync(here, replacing, HERE))
+
+
+async def test_a_write_that_finds_nothing_to_do_is_answered_once_that_is_safe(unsafe: Unsafe):
+    await sync(unsafe.store, job_sync("a"), HERE)
+    assert (await unsafe.store.write(Cancel(kind="job", id="a"), HERE)).row is not None
+    assert not unsafe.asked
+    await fails_as_unknown(unsafe.store.write(Cancel(kind="job", id="a"), HERE))
+
+
+async def test_a_refusal_does_not_wait_for_what_it_was_read_off(unsafe: Unsafe):
+    await unsafe.store.write(create(), HERE)
+    assert isinstance((await unsafe.store.write(create(), HERE)).refused, Exists)
+    assert not unsafe.asked
+
+
+async def test_an_address_that_was_given_out_after_all_is_told_once_that_is_safe(
+    stores: tuple[Doubtful, Store, Store], unsafe: Unsafe
+):
+    engine, here, there = stores
+    await here.write(Create(kind="network", record={"id": "net", "cidr": "10.0.0.0/29"}), HERE)
+    engine.meanwhile = lambda: there.write(Update(kind="ip", id="net/10.0.0.1", record={"note": "there"}), THERE)
+    await fails_as_unknown(Pools(here).allocate(Create(kind="ip", from_="net", record={}), HERE))
+    assert unsafe.asked
 
 
 # --- answers while a commit is under way -----------------------------------------------------------------------------
