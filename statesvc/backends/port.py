@@ -266,7 +266,8 @@ class Engine(ABC):
         return []
 
     async def assure(self) -> None:  # noqa: B027 - where a commit that can be read is as safe as it gets, nothing is left
-        """Return once everything that can be read now is as safe as `durability` says; raises when it is not in time.
+        """Return once everything that can be read now is as safe as `durability` says; raises, with outcome
+        `unknown`, when it is not in time.
 
         A commit that answers `applied` is. One whose answer was lost may be readable and not yet that safe.
         """

@@ -236,6 +236,16 @@ async def test_a_write_that_too_few_replicas_have_is_unknown_and_may_be_assured_
             assert await patient.commit([born("b")]) == ["applied"]
 
 
+async def test_what_cannot_be_assured_because_the_server_is_away_is_unknown(namespace: str):
+    """It was read, so nobody may say that it is not there."""
+    with Server() as server:
+        async with opened(server, namespace, wait_replicas=1, timeout_seconds=0.2) as engine:
+            server.kill()
+            with pytest.raises(Unavailable) as unsure:
+                await engine.assure()
+            assert unsure.value.outcome == "unknown"
+
+
 async def test_a_refused_unit_needs_no_replica(namespace: str):
     with Server() as server:
         async with opened(server, namespace) as plain:

@@ -77,8 +77,13 @@ class RedisEngine(Engine):
         return await preparing.prepare(self._namespace, self._trust, dry_run=dry_run)
 
     async def assure(self) -> None:
-        if self._replicas.wait:
+        if not self._replicas.wait:
+            return
+        try:
             await self._replicas.ask()
+        except StateError as away:
+            # Surely no mark was made; but what it was to be behind is there, or was.
+            raise type(away)(away.text, outcome="unknown") from None
 
     def _met(self, facts: Facts) -> None:
         self.durability = durability_of(facts, self._trust)
