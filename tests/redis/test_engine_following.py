@@ -7,7 +7,7 @@ import asyncio
 from statesvc.backends.port import LogKept
 from tests.engines.rows import born, fill, row
 from tests.redis.engines import opened
-from tests.redis.servers import Server, eventually
+from tests.redis.servers import Server, eventually, wait_for_replica
 
 LONG = 60.0
 
@@ -63,6 +63,29 @@ async def test_a_wait_survives_a_server_that_starts_again(namespace: str):
             await fill(other, [row("b")])
             await asyncio.wait_for(waiting, LONG / 2)
             assert [entry.row.id for entry in await engine.read_log("1", 9)] == ["b"]
+
+
+async def test_a_wait_goes_by_the_log_of_the_server_that_took_over(namespace: str):
+    """It has fewer entries than were seen before, where replicas lacked those; others get their numbers."""
+    with Server() as master, Server() as replica:
+        replica.say("REPLICAOF", "127.0.0.1", master.port)
+        wait_for_replica(replica)
+        both = {"endpoint": f"{master.address},{replica.address}"}
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0, **both) as engine:
+            await fill(engine, [row("a")])
+            epoch = engine.epoch
+            replica.say("REPLICAOF", "NO", "ONE")
+            async with opened(master, namespace) as other:
+                await fill(other, [row(f"lost-{number}") for number in range(9)])
+            await engine.log_grew("1", LONG)
+            master.kill()
+            await engine.ping()
+            assert engine.epoch == epoch
+            waiting = asyncio.create_task(engine.log_grew("1", LONG))
+            await blocked(replica, 1)
+            async with opened(replica, namespace) as other:
+                await fill(other, [row("b")])
+            await asyncio.wait_for(waiting, LONG / 2)
 
 
 async def test_closing_ends_every_wait(server: Server, namespace: str):

@@ -91,7 +91,7 @@ class RedisEngine(Engine):
     def _took(self, meta: Meta) -> None:
         """The namespace was judged: on a new connection, or because it is not what it was."""
         if meta.epoch == self.epoch:
-            self._log.reached(meta.seq, safe=False)
+            self._log.found(meta)
             return
         was, self.epoch = self.epoch, meta.epoch
         self._log.replaced(meta)

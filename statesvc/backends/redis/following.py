@@ -37,6 +37,21 @@ class Follower:
             self.end = number
             self._growth.tell()
 
+    def found(self, number: int) -> None:
+        """So far it reaches on the server there is: less far than before, where that one took over without entries that
+        nobody was told of. Others get their numbers now."""
+        if number != self.end:
+            self.end = number
+            self._growth.tell()
+
+    async def look(self) -> Meta:
+        """See how far the log reaches."""
+        known = self.end
+        meta = await self._namespace.look()
+        if self.end == known:  # else somebody has told meanwhile, and what was looked at may be older
+            self.found(meta.seq)
+        return meta
+
     def replaced(self, meta: Meta) -> None:
         """It is another log: whoever waits has to look again."""
         self.end = meta.seq
@@ -72,4 +87,4 @@ class Follower:
         log, place = self._namespace.names.log, f"{self.end}-0"
         blocking = ("XREAD", "COUNT", 1, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", log, place)
         await self._namespace.link.block(blocking, BLOCK_SECONDS)
-        self.reached((await self._namespace.look()).seq)
+        await self.look()

@@ -49,6 +49,10 @@ class Log:
             self._safe = max(self._safe, number)
         self._follower.reached(number)
 
+    def found(self, meta: Meta) -> None:
+        """It is the same log, on a server that may be another."""
+        self._follower.found(meta.seq)
+
     def replaced(self, meta: Meta) -> None:
         """It is another log by now."""
         self._safe = 0
@@ -100,9 +104,8 @@ class Log:
     async def grew(self, after: Cursor, seconds: float) -> None:
         position = position_of(after)
         if position is None or position != self._follower.end:
-            meta = await self._namespace.look()
-            self._follower.reached(meta.seq)
-            if (meta.start if position is None else position) != meta.seq:
+            meta = await self._follower.look()
+            if (meta.start if position is None else position) != self._follower.end:
                 return
         await self._follower.wait(seconds)
 
