@@ -5,7 +5,7 @@ Owns the order of a sync and its report. Must not know what a single write does:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from ..backends.port import Row, Write
 from . import queries, writes
 from .batches import Batch
 from .leasing import is_leased
-from .racing import ATTEMPTS, stepped_back
+from .racing import ATTEMPTS, perhaps_applied, stepped_back
 from .records import identify, spelled
 from .store import Store
 from .together import in_order
@@ -58,6 +58,7 @@ class _Sync:
         self._rejected: list[tuple[str, StateError]] = []
         self._batches: list[Batch] = []
         self._turns = Turns(WRITING_SECONDS)
+        self._marked = bool(caller.client) and request.seq is not None
         self._all_new = not (request.again or store.engine.immediate)
         """Whether nothing of it was found to be there yet. A sync that is sent again most likely finds itself."""
         self._found_done = request.mode == "replace"
@@ -163,7 +164,7 @@ class _Sync:
     async def _change(self, name: str, decide: Callable[[Subject], Write | None], *, may_be_new: bool = False) -> None:
         """One record: decide, commit, count; on a shared engine again after every lost race."""
         store, key = self._store, (self._kind.name, name)
-        unsure: list[Row] = []
+        unsure: list[Write] = []
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
             row: Row | None = None
@@ -172,12 +173,12 @@ class _Sync:
             if not guessed:
                 row, after = store.newest(key) if store.engine.immediate else (await store.read(key), None)
                 self._all_new = self._all_new and row is None
-            if row in unsure:
+            if any(row == write.row for write in unsure):
                 self._found_done = True
                 self._applied += 1
                 return
             try:
-                write = None if self._was_decided(row) else decide(Subject(self._kind, name, row))
+                write = self._decided(Subject(self._kind, name, row), decide, unsure)
             except StateError:
                 if guessed:
                     continue  # nothing but a write is decided on a guess
@@ -196,9 +197,33 @@ class _Sync:
                 self._applied += 1
                 return
             if result == "unknown":
-                unsure.append(write.row)
+                unsure.append(write)
             self._all_new = False
         raise Busy(f"{self._kind.name} {name} keeps changing; send the sync again")
+
+    def _decided(
+        self, subject: Subject, decide: Callable[[Subject], Write | None], unsure: Sequence[Write]
+    ) -> Write | None:
+        """What is to be written; None when it is there."""
+        if self._was_decided(subject.row):
+            return None
+        overtaken = self._are_overtaken(unsure, subject.row)
+        try:
+            write = decide(subject)
+        except StateError as refused:
+            raise perhaps_applied(refused.text) if overtaken else refused from None
+        if write is not None and overtaken:
+            raise perhaps_applied(f"{self._kind.name} {subject.id} was changed by another")
+        return write
+
+    def _are_overtaken(self, unsure: Sequence[Write], row: Row | None) -> bool:
+        """Whether commits of unknown fate can no longer be told from some that never were. To write again would undo
+        what another wrote after them. Marks tell; so does an older record in the place of those."""
+        if not unsure or self._marked:
+            return False
+        if row is not None and all(self._store.made_before(row.uid, write.row.uid) for write in unsure):
+            return False
+        return (row and row.stamp) != unsure[-1].expects
 
     def _depend_on(self, batch: Batch | None) -> None:
         if batch is not None and (not self._batches or self._batches[-1] is not batch):

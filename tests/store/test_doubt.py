@@ -242,6 +242,74 @@ async def test_a_transaction_does_not_undo_what_came_after_it(stores: tuple[Doub
     assert stored.revision == 3
 
 
+def kv_sync(**record: object) -> Sync:
+    """One that reads first: it does not count on the record being new."""
+    return Sync(kind="kv", records=[{"id": "k", **record}], again=True)
+
+
+async def overtaken(answer: Awaitable[object]) -> None:
+    with pytest.raises(Internal, match="may have been applied") as raised:
+        await answer
+    assert raised.value.outcome == "unknown"
+
+
+async def test_a_sync_does_not_undo_what_came_after_it(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+    await here.write(create(by="birth"), HERE)
+    engine.meanwhile = lambda: there.write(update(by="there"), THERE)
+    await overtaken(sync(here, kv_sync(by="here"), HERE))
+    stored = await there.read(("kv", "k"))
+    assert stored is not None
+    assert (stored.revision, msgspec.json.decode(stored.body)["by"]) == (3, "there")
+
+
+async def test_a_sync_whose_record_was_deleted_since_is_not_said_to_be_refused(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+    engine.meanwhile = lambda: there.write(Delete(kind="kv", id="k"), THERE)
+    await overtaken(sync(here, kv_sync(by="here"), HERE))
+
+
+async def test_a_sync_whose_fields_others_left_as_they_are_has_nothing_left_to_do(
+    stores: tuple[Doubtful, Store, Store],
+):
+    engine, here, there = stores
+    await here.write(create(by="birth"), HERE)
+    engine.meanwhile = lambda: there.write(update(also="there"), THERE)
+    assert (await sync(here, kv_sync(by="here"), HERE)).unchanged == 1
+    stored = await there.read(("kv", "k"))
+    assert stored is not None
+    assert stored.revision == 3
+
+
+async def test_a_sync_that_took_a_record_for_new_goes_on_once_it_meets_the_older_one(
+    stores: tuple[Doubtful, Store, Store],
+):
+    engine, here, there = stores
+    await here.write(create(by="birth"), HERE)
+    engine.meanwhile = lambda: there.write(update(by="there"), THERE)
+    assert (await sync(here, msgspec.structs.replace(kv_sync(by="here"), again=False), HERE)).applied == 1
+    stored = await there.read(("kv", "k"))
+    assert stored is not None
+    assert (stored.revision, msgspec.json.decode(stored.body)["by"]) == (3, "here")
+
+
+async def test_a_sync_that_was_not_applied_after_all_is_tried_again(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+    lose_one_commit(engine)
+    assert (await sync(here, kv_sync(by="here"), HERE)).applied == 1
+    assert await there.read(("kv", "k")) is not None
+
+
+async def test_a_numbered_sync_is_known_by_its_mark_and_undoes_nothing(stores: tuple[Doubtful, Store, Store]):
+    engine, here, there = stores
+    await here.write(create(by="birth"), HERE)
+    engine.meanwhile = lambda: there.write(update(by="there"), THERE)
+    assert (await sync(here, msgspec.structs.replace(kv_sync(by="here"), seq=1), NUMBERED)).unchanged == 1
+    stored = await there.read(("kv", "k"))
+    assert stored is not None
+    assert stored.revision == 3
+
+
 def _revision(answer: Decided) -> int | None:
     return None if answer.row is None else answer.row.revision
 
