@@ -236,6 +236,9 @@ class Engine(ABC):
     """What a commit may take at most: so long after it was handed over nothing of it is applied any more."""
     durability: str
     epoch: str
+    server: int = 0
+    """Goes up when another server takes the place of the one that answered; the epoch may stay. What was read from one
+    the next may lack, unless it was safe."""
     broke: Callable[[EngineBroken], None] = staticmethod(lambda _: None)
     began_anew: Callable[[], None] = staticmethod(lambda: None)
     """Is told after `epoch` has changed under a running daemon: acknowledged state may have been lost."""
@@ -265,11 +268,12 @@ class Engine(ABC):
         """Make what the engine needs from outside, or with `dry_run` only look; call it instead of `open`."""
         return []
 
-    async def assure(self) -> None:  # noqa: B027 - where a commit that can be read is as safe as it gets, nothing is left
+    async def assure(self, read_from: int | None = None) -> None:  # noqa: B027 - mostly what can be read is safe
         """Return once everything that can be read now is as safe as `durability` says; raises, with outcome
         `unknown`, when it is not in time.
 
-        A commit that answers `applied` is. One whose answer was lost may be readable and not yet that safe.
+        A commit that answers `applied` is. One whose answer was lost may be readable and not yet that safe. `read_from`
+        is what `server` was before the reads that count: where it is another by now, nobody knows what they are worth.
         """
 
     def peek(self, key: Key) -> Row | None:

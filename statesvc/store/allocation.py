@@ -164,9 +164,10 @@ class Pools:
         self._store.check_thawed()
         asked = self._read(request, caller)
         if request.again or replayed:
+            server = self._store.engine.server
             before = await self._made_before(asked)
             if before is not None:
-                await self._store.engine.assure()
+                await self._store.engine.assure(server)
                 return Allocated(before, duplicate=True)
             if replayed:
                 raise Conflict(f"write {request.seq} came before on this connection and was answered then")
@@ -306,15 +307,16 @@ class Pools:
             uids.add(write.row.uid)
             return (_labelled(write, asked.made),)
 
+        server = store.engine.server
         unit = await store.attempt([key], decide)
         if unit is not None:
             return Allocated(unit[0].row), None
         row = seen[0]
         if row is not None and row.uid in uids:
-            await store.engine.assure()
+            await store.engine.assure(server)
             return Allocated(row), None  # committed after all, and changed since
         if row is not None and asked.made is not None and asked.made in row.keys.labels:
-            await store.engine.assure()
+            await store.engine.assure(server)
             return Allocated(row, duplicate=True), None
         return None, row
 

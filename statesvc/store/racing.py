@@ -89,6 +89,7 @@ class Race:
         "_precedence",
         "_replayed",
         "_request",
+        "_server",
         "_store",
         "_tell",
         "_turn",
@@ -132,6 +133,7 @@ class Race:
 
     def _lead(self) -> None:
         """Decide on what the writes ahead lead to; or on what is likely to be stored, or else on what is."""
+        self._server = self._store.engine.server
         try:
             self._turn.check_unspoiled()
             if self._decided_on_pending():
@@ -245,6 +247,7 @@ class Race:
                 if made is not None:
                     decided = await self._committed(made)
                 else:
+                    self._server = self._store.engine.server
                     decided = await self._attempt(await self._store.read(self._key))
             except StateError as problem:
                 raise in_doubt(problem) if self._unsure else problem from None
@@ -258,7 +261,7 @@ class Race:
         store = self._store
         written = self._turn.stood if self._unsure else None
         if written is not None or (row is not None and row in self._unsure):
-            await store.engine.assure()
+            await store.engine.assure(self._server)
             return Decided(written or row)
         if row is not None and all(store.made_before(row.uid, tried.uid) for tried in self._unsure):
             # An older record stands there: what would have taken its place never came about.
@@ -333,7 +336,7 @@ class Race:
                 return None
         if answer.refused is not None:
             return answer  # it is not there, however safe that is which was in its way
-        await self._store.engine.assure()
+        await self._store.engine.assure(self._server)
         # Found by its mark after a commit of unknown fate: the record is the answer, unless others changed it since.
         is_ours = self._unsure and answer.row is not None and answer.row.revision == answer.duplicate_of
         return msgspec.structs.replace(answer, duplicate_of=None) if is_ours else answer

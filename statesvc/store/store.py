@@ -308,12 +308,13 @@ class Store:
         basis: list[Row | None] = []
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
+            server = self.engine.server
             try:
                 rows = await self.look(keys)
                 found = dict(zip(keys, rows, strict=True))
                 stored = (_as_stored(unit, found, once=once) for unit in unsure)
                 if (done := next(filter(None, stored), None)) is not None:
-                    await self.engine.assure()
+                    await self.engine.assure(server)
                     return done
                 unsure = [unit for unit in unsure if not (once and _lost_its_place(unit, found))]
                 if once and unsure and rows != basis:

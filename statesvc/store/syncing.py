@@ -64,6 +64,7 @@ class _Sync:
         self._found_done = request.mode == "replace"
         """Whether the answer rests on what was read: then others may have written it, and not be answered yet. What a
         `replace` has buried before is not even met again."""
+        self._server = store.engine.server
 
     async def run(self) -> SyncReport:
         self._store.check_thawed()
@@ -73,7 +74,7 @@ class _Sync:
             missing = await self._not_sent(sent) if self._request.scope else None
             await self._settled()
             if self._found_done:
-                await self._store.engine.assure()
+                await self._store.engine.assure(self._server)
         except ServiceFault as failure:
             # Some of the records may be in: only sending the sync again tells.
             raise type(failure)(failure.text, outcome="unknown") from None

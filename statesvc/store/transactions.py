@@ -120,17 +120,18 @@ class _Transaction:
 
     async def _attempt(self) -> Transacted | None:
         """What it made, or None when it has to be decided again."""
+        server = self._store.engine.server
         keys = await self._keys()
         found: Found = dict(zip(keys, await self._store.look(keys), strict=True))
         done = self._standing(found)
         if done is not None:
-            await self._store.engine.assure()
+            await self._store.engine.assure(server)
             return done
         if any(self._holder(step, found) not in (None, *keys) for step in self._steps):
             return None  # a key changed hands while we looked
         decided = await self._decided(found)
         if isinstance(decided, Transacted):
-            await self._store.engine.assure()
+            await self._store.engine.assure(server)
             return decided
         result = await self._store.committed(decided)
         if result == "unknown":

@@ -74,8 +74,12 @@ class FaultyEngine(Engine):
     async def prepare(self, *, dry_run: bool) -> list[Step]:
         return await self.real.prepare(dry_run=dry_run)
 
-    async def assure(self) -> None:
-        await self.real.assure()
+    @property
+    def server(self) -> int:  # type: ignore[override]
+        return self.real.server
+
+    async def assure(self, read_from: int | None = None) -> None:
+        await self.real.assure(read_from)
 
     def peek(self, key: Key) -> Row | None:
         return self.real.peek(key)

@@ -246,6 +246,31 @@ async def test_what_cannot_be_assured_because_the_server_is_away_is_unknown(name
             assert unsure.value.outcome == "unknown"
 
 
+async def test_what_was_read_from_one_server_is_not_assured_by_the_next(namespace: str):
+    """The one that took over has replicas enough, and lacks what was read before."""
+    with Server() as master, Server() as replica, Server() as behind:
+        replica.say("REPLICAOF", "127.0.0.1", master.port)
+        behind.say("REPLICAOF", "127.0.0.1", replica.port)
+        wait_for_replica(replica)
+        wait_for_replica(behind)
+        both = {"endpoint": f"{master.address},{replica.address}"}
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0, **both) as engine:
+            await fill(engine, [row("a")])
+            replica.say("REPLICAOF", "NO", "ONE")
+            async with opened(master, namespace) as other:
+                await fill(other, [row("lost")])
+            epoch, server = engine.epoch, engine.server
+            assert await engine.get([("job", "lost")]) == [row("lost")]
+            master.kill()
+            with pytest.raises(Unavailable, match="took over") as unsure:
+                await engine.assure(server)
+            assert unsure.value.outcome == "unknown"
+            assert engine.epoch == epoch
+            server = engine.server
+            assert await engine.get([("job", "a"), ("job", "lost")]) == [row("a"), None]
+            await engine.assure(server)
+
+
 async def test_a_refused_unit_needs_no_replica(namespace: str):
     with Server() as server:
         async with opened(server, namespace) as plain:

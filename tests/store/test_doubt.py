@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from statesvc.backends.port import Result, Row, Unit, Write
+from statesvc.backends.port import Key, Result, Row, Unit, Write
 from statesvc.store.allocation import Pools
 from statesvc.store.checking import check
 from statesvc.store.claims import Claims
@@ -329,7 +329,7 @@ async def unsafe(stores: tuple[Doubtful, Store, Store]) -> Unsafe:
     engine, here, _ = stores
     asked: list[None] = []
 
-    async def assure() -> None:
+    async def assure(read_from: int | None = None) -> None:
         asked.append(None)
         raise Unavailable("0 of 1 replicas had it", outcome="unknown")
 
@@ -392,6 +392,58 @@ async def test_an_address_that_was_given_out_after_all_is_told_once_that_is_safe
     engine.meanwhile = lambda: there.write(Update(kind="ip", id="net/10.0.0.1", record={"note": "there"}), THERE)
     await fails_as_unknown(Pools(here).allocate(Create(kind="ip", from_="net", record={}), HERE))
     assert unsafe.asked
+
+
+@pytest.fixture
+async def failing_over(stores: tuple[Doubtful, Store, Store]) -> Store:
+    """A store whose server is another one after each read; what was read from one the next cannot assure."""
+    engine, here, _ = stores
+
+    async def get(keys: Sequence[Key]) -> list[Row | None]:
+        rows = await WeakEngine.get(engine, keys)
+        engine.server += 1
+        return rows
+
+    async def assure(read_from: int | None = None) -> None:
+        if read_from != engine.server:
+            raise Unavailable("it took over meanwhile", outcome="unknown")
+
+    engine.get, engine.assure = get, assure  # type: ignore[method-assign]
+    return here
+
+
+async def test_a_sync_is_not_assured_by_another_server_than_it_was_read_from(failing_over: Store):
+    assert (await sync(failing_over, job_sync("a"), HERE)).applied == 1
+    await fails_as_unknown(sync(failing_over, job_sync("a"), HERE))
+
+
+async def test_a_write_is_not_assured_by_another_server_than_it_was_read_from(failing_over: Store):
+    await sync(failing_over, job_sync("a"), HERE)
+    await failing_over.write(Cancel(kind="job", id="a"), HERE)
+    await fails_as_unknown(failing_over.write(Cancel(kind="job", id="a"), HERE))
+
+
+async def test_a_write_of_unknown_fate_is_not_assured_by_another_server_than_it_was_read_from(
+    stores: tuple[Doubtful, Store, Store], failing_over: Store
+):
+    engine, _, there = stores
+    engine.meanwhile = lambda: there.read(("kv", "k"))
+    await fails_as_unknown(failing_over.write(create(), HERE))
+
+
+async def test_a_transaction_is_not_assured_by_another_server_than_it_was_read_from(failing_over: Store):
+    numbered = Txn(ops=[], seq=1, floor=1)
+    await transact(failing_over, numbered, [create()], NUMBERED)
+    await fails_as_unknown(transact(failing_over, msgspec.structs.replace(numbered, again=True), [create()], NUMBERED))
+
+
+async def test_an_address_is_not_assured_by_another_server_than_it_was_read_from(
+    stores: tuple[Doubtful, Store, Store], failing_over: Store
+):
+    engine, _, there = stores
+    await failing_over.write(Create(kind="network", record={"id": "net", "cidr": "10.0.0.0/29"}), HERE)
+    engine.meanwhile = lambda: there.read(("ip", "net/10.0.0.1"))
+    await fails_as_unknown(Pools(failing_over).allocate(Create(kind="ip", from_="net", record={}), HERE))
 
 
 # --- answers while a commit is under way -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from statesvc_client.errors import StateError
+from statesvc_client.errors import StateError, Unavailable
 
 from ... import logs
 from ..port import Cursor, Dump, Engine, Guess, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
@@ -76,7 +76,11 @@ class RedisEngine(Engine):
     async def prepare(self, *, dry_run: bool) -> list[Step]:
         return await preparing.prepare(self._namespace, self._trust, dry_run=dry_run)
 
-    async def assure(self) -> None:
+    @property
+    def server(self) -> int:  # type: ignore[override]
+        return self._link.servers
+
+    async def assure(self, read_from: int | None = None) -> None:
         if not self._replicas.wait:
             return
         try:
@@ -84,6 +88,9 @@ class RedisEngine(Engine):
         except StateError as away:
             # Surely no mark was made; but what it was to be behind is there, or was.
             raise type(away)(away.text, outcome="unknown") from None
+        if read_from not in (None, self.server):
+            why = f"redis at {self._link.server}: it took over meanwhile, and may lack what was read before"
+            raise Unavailable(why, outcome="unknown")
 
     def _met(self, facts: Facts) -> None:
         self.durability = durability_of(facts, self._trust)
@@ -244,8 +251,9 @@ class RedisEngine(Engine):
     async def load(self, rows: AsyncIterator[list[Row]]) -> None:
         self._loading = True
         try:
+            server = self.server
             await loading.load(self._namespace, rows)
-            await self.assure()
+            await self.assure(server)
         finally:
             self._loading = False
 

@@ -84,6 +84,8 @@ class Link:
         self._opener = Opener(access, f"statesvc:{namespace}")
         self._places: Places = Sentinel(self._opener, access) if access.sentinel_master else Fixed(access.endpoints)
         self._facts: Facts | None = None
+        self.servers = 0
+        """How many have answered, one after the other. While it stays the same, all calls go to the same one."""
         self._pace = Pace()
         self._lanes: set[Lane] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -294,6 +296,8 @@ class Link:
             raise
         if self._facts is not None and self._facts.address != facts.address:
             log.info("redis_master_changed", was=self._facts.address, now=facts.address)
+        if self._facts is None or (self._facts.run_id, self._facts.replid) != (facts.run_id, facts.replid):
+            self.servers += 1
         self._facts = facts
         for lane in tuple(self._lanes):
             if lane.facts.run_id != facts.run_id:
