@@ -186,6 +186,26 @@ async def test_only_so_many_problems_are_named_one_by_one(server: Server, namesp
         assert found[-1] == "and 50 more"
 
 
+async def test_a_check_that_outlives_the_server_looks_at_every_row_once(namespace: str, names: Names, monkeypatch):
+    with Server(appendonly="yes", appendfsync="always") as server:
+        async with opened(server, namespace) as engine:
+            await fill(engine, [row(f"job-{number:04}") for number in range(1500)])
+            server.say("DEL", names.index_of("job", b"c"))
+            inspect, steps = engine._namespace.run, 0
+
+            async def run(name: str, *arguments: Any) -> list[Any]:
+                nonlocal steps
+                steps += name == "inspect"
+                if name == "inspect" and steps == 5:
+                    server.kill()
+                    server.start()
+                return await inspect(name, *arguments)
+
+            monkeypatch.setattr(engine._namespace, "run", run)
+            found = await engine.check()
+            assert found[-1] == "and 1400 more"
+
+
 async def test_checking_while_others_write_finds_nothing(server: Server, namespace: str):
     async with opened(server, namespace) as engine, opened(server, namespace) as other:
         newest = await fill(engine, [row(f"job-{number:03}", status="A") for number in range(300)])

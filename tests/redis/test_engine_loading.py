@@ -1,4 +1,4 @@
-"""Loading beside others: nobody sees half of it, what was given up or replaced goes away, readers are told."""
+"""Loading and dumping beside others: nobody sees half of it, what was replaced goes away, readers are told."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 from statesvc.backends.port import LogKept, Query, Row
 from statesvc.backends.redis import compaction, loading
+from statesvc.backends.redis.scanning import BEGINNINGS, Scan
 from statesvc_client.errors import Gone, Unavailable
 from tests.engines.rows import after, born, fill, row
 from tests.redis.engines import opened
-from tests.redis.servers import Server
+from tests.redis.servers import HOST, Server, wait_for_replica
 
 ALL_KEPT = LogKept(since=0, most_bytes=1 << 40)
 
@@ -166,6 +167,53 @@ async def test_a_dump_that_is_overtaken_by_a_load_says_so(server: Server, namesp
         await other.load(pieces(many("new", 3)))
         with pytest.raises(Gone, match="replaced"):
             await anext(dump.rows)
+
+
+async def test_a_dump_that_outlives_the_server_misses_nothing(namespace: str):
+    with Server(appendonly="yes", appendfsync="always") as server:
+        async with opened(server, namespace) as engine:
+            rows, epoch = await fill(engine, many("x", 3000)), engine.epoch
+            dump = await engine.dump()
+            told = [*await anext(dump.rows), *await anext(dump.rows), *await anext(dump.rows)]
+            assert len(told) < len(rows) / 2
+            server.kill()
+            server.start()
+            told += [each async for some in dump.rows for each in some]
+            assert engine.epoch == epoch
+            assert sorted(told, key=lambda each: each.id) == sorted(rows, key=lambda each: each.id)
+
+
+async def test_a_dump_that_a_replica_takes_over_misses_nothing(namespace: str):
+    """The connection to the old master stays for a while, and tells what the new one has: also who was judged last."""
+    with Server() as master, Server() as replica:
+        replica.say("REPLICAOF", HOST, master.port)
+        wait_for_replica(replica)
+        both = {"endpoint": f"{master.address},{replica.address}", "wait_replicas": 1, "wait_seconds": 30.0}
+        async with opened(master, namespace, **both) as engine:
+            rows, epoch = await fill(engine, many("x", 3000)), engine.epoch
+            dump = await engine.dump()
+            told = await anext(dump.rows)
+            replica.say("REPLICAOF", "NO", "ONE")
+            master.say("REPLICAOF", HOST, replica.port)
+            wait_for_replica(master)
+            async with opened(master, namespace, **both) as other:
+                await other.assure()
+            told += await anext(dump.rows)
+            master.kill()
+            told += [each async for some in dump.rows for each in some]
+            assert engine.epoch == epoch
+            assert sorted(told, key=lambda each: each.id) == sorted(rows, key=lambda each: each.id)
+
+
+def test_a_scan_in_which_servers_follow_each_other_without_end_is_given_up():
+    scan = Scan()
+    for number in range(BEGINNINGS):
+        scan.stepped(f"process-{number}", b"7")
+        assert (scan.cursor, scan.is_over) == (b"7", False)
+        scan.stepped(f"process-{number + 1}", b"0")
+        assert (scan.cursor, scan.is_over) == (b"0", False), "the end of another process's scan"
+    with pytest.raises(Unavailable, match="begin again"):
+        scan.stepped("process", b"7")
 
 
 async def test_a_commit_decided_on_the_old_store_is_a_conflict_in_the_new_one(server: Server, namespace: str):

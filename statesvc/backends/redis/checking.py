@@ -21,6 +21,7 @@ from statesvc_client.errors import Gone
 from ..port import DataCorrupt, Key, LogEntry
 from . import indexes, rows, standing
 from .namespace import Namespace
+from .scanning import Scan
 from .scripting import Argument
 from .steps import Steps
 from .writing import change_store
@@ -81,19 +82,21 @@ class Survey:
     # --- rows ------------------------------------------------------------------------------------------------------
 
     async def _look_at_rows(self, kind: str) -> Counter[bytes]:
-        """How many rows stand in each index of the kind. A scan may name a row twice: then the count is too large."""
+        """How many rows stand in each index of the kind. A row that a scan names twice counts once."""
         there: Counter[bytes] = Counter()
-        cursor, steps = b"0", Steps(FIRST_ROWS, MOST_ROWS)
-        while True:
-            cursor, *found = await self._run("inspect", kind, cursor, steps.count)
+        scan, seen, steps = Scan(), set[bytes](), Steps(FIRST_ROWS, MOST_ROWS)
+        while not scan.is_over:
+            process, cursor, *found = await self._run("inspect", kind, scan.cursor, steps.count)
+            scan.stepped(process.decode(), cursor)
             steps.note(map(len, found[1::4]))
             wrong: list[Argument] = []
             for raw, stored, missing, history in _in_fours(found):
-                wrong += self._looked_at(kind, raw.decode(), stored, missing, history, there)
+                if raw not in seen:
+                    seen.add(raw)
+                    wrong += self._looked_at(kind, raw.decode(), stored, missing, history, there)
             if wrong and self._mend:
                 await change_store(self._namespace, "mend", kind, *wrong)
-            if cursor == b"0":
-                return there
+        return there
 
     def _looked_at(
         self, kind: str, id: str, stored: bytes, missing: bytes, history: bytes, there: Counter[bytes]

@@ -14,6 +14,7 @@ from ..port import Dump, Row
 from . import rows
 from .meta import Meta
 from .namespace import Namespace
+from .scanning import WHO_ANSWERS, Scan, process_in
 from .steps import Steps
 
 FIRST_ROWS = 32
@@ -35,10 +36,11 @@ async def _every_row(namespace: Namespace, epoch: str) -> AsyncIterator[list[Row
 
 
 async def _scan(namespace: Namespace, kind: str, epoch: str) -> AsyncIterator[dict[str, bytes]]:
-    """The stored rows of a kind, each once. A scan may name one twice while its hash grows: ids are remembered."""
-    cursor, seen, steps = b"0", set[str](), Steps(FIRST_ROWS, MOST_ROWS)
-    while True:
-        meta, cursor, some = await _step(namespace, kind, cursor, steps.count)
+    """The stored rows of a kind, each once. A scan may name one twice, as its hash grows or as it begins again: ids are
+    remembered."""
+    scan, seen, steps = Scan(), set[str](), Steps(FIRST_ROWS, MOST_ROWS)
+    while not scan.is_over:
+        meta, some = await _step(namespace, kind, scan, steps.count)
         steps.note(map(len, some.values()))
         if meta.epoch != epoch:
             raise Gone("the store was replaced while it was being read; begin again")
@@ -46,12 +48,11 @@ async def _scan(namespace: Namespace, kind: str, epoch: str) -> AsyncIterator[di
         seen.update(fresh)
         if fresh:
             yield fresh
-        if cursor == b"0":
-            return
 
 
-async def _step(namespace: Namespace, kind: str, cursor: bytes, count: int) -> tuple[Meta, bytes, dict[str, bytes]]:
-    meta, [[following, flat]] = await namespace.read(
-        lambda names: [("HSCAN", names.rows(kind), cursor, "COUNT", count)],
+async def _step(namespace: Namespace, kind: str, scan: Scan, count: int) -> tuple[Meta, dict[str, bytes]]:
+    meta, [[following, flat], told] = await namespace.read(
+        lambda names: [("HSCAN", names.rows(kind), scan.cursor, "COUNT", count), WHO_ANSWERS],
     )
-    return meta, following, {id.decode(): stored for id, stored in zip(flat[::2], flat[1::2], strict=True)}
+    scan.stepped(process_in(told), following)
+    return meta, {id.decode(): stored for id, stored in zip(flat[::2], flat[1::2], strict=True)}

@@ -1,6 +1,6 @@
 -- Look at rows, one step of a scan. ARGV: kind, where the scan stands, how many rows.
--- Returns the epoch, where the scan stands now, then of each row: id, stored row, names of indexes it is missing in (each
--- with 1 byte of length before it), and what is wrong with its history ("" for nothing).
+-- Returns the epoch, the run id of this server process, where the scan stands now, then of each row: id, stored row, names
+-- of indexes it is missing in (each with 1 byte of length before it), and what is wrong with its history ("" for nothing).
 
 local epoch, generation, start = unpack(call('HMGET', meta, 'epoch', 'generation', 'start'))
 if not epoch then
@@ -39,7 +39,8 @@ local function wrong_with_history(id)
 end
 
 local cursor, found = unpack(call('HSCAN', rows_key(kind), ARGV[2], 'COUNT', ARGV[3]))
-local reply = {epoch, cursor}
+local process = string.match(call('INFO', 'server'), 'run_id:(%x+)') or ''
+local reply = {epoch, process, cursor}
 for place = 1, #found, 2 do
   local id, value = found[place], found[place + 1]
   local whole, names = pcall(missing_in, id, value)

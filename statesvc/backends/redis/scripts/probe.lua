@@ -6,6 +6,7 @@ local reading = {
   {'HSCAN', key, '0'}, {'HRANDFIELD', key, '1'}, {'ZRANGE', key, '-', '+', 'BYLEX'}, {'ZCARD', key}, {'ZSCORE', key, 'x'},
   {'ZLEXCOUNT', key, '-', '+'}, {'XRANGE', key, '-', '+'}, {'XREVRANGE', key, '+', '-'}, {'XLEN', key},
   {'XREAD', 'STREAMS', key, '0'}, {'LINDEX', key, '0'}, {'LRANGE', key, '0', '0'}, {'LLEN', key}, {'EXISTS', key}, {'TIME'},
+  {'INFO', 'server'},
 }
 local writing = {
   {'HSET', key, 'x', '1'}, {'HINCRBY', key, 'x', '1'}, {'HDEL', key, 'x'}, {'ZADD', key, '0', 'x'}, {'ZREM', key, 'x'},
