@@ -310,6 +310,22 @@ def test_a_full_server_is_named_refuses_writes_and_goes_on_reading(folder: Path,
         assert checks["commits"] == "ok"
 
 
+def test_a_server_that_starts_again_and_is_still_full_goes_on_reading(folder: Path, values: dict[str, Any]):
+    with Server(**ALWAYS) as server, daemon(folder, "redis", server.settings(**values)).serving() as one:
+        assert ask(one, "create", job={"uuid": "a"})["success"]
+        epoch = ask(one, "hello")["epoch"]
+        server._options |= {"maxmemory": 1}
+        server.kill()
+        server.start()
+        until(lambda: ask(one, "get", jobId="a")["success"], "a read to succeed")
+        assert ask(one, "list")["success"]
+        refused = ask(one, "create", job={"uuid": "b"})
+        assert (refused["code"], refused["outcome"]) == ("no_space", "not_applied")
+        assert ask(one, "hello")["epoch"] == epoch
+        server.say("CONFIG", "SET", "maxmemory", "0")
+        assert ask(one, "create", job={"uuid": "b"})["success"]
+
+
 def test_a_server_that_became_a_replica_takes_no_writes_until_it_is_a_master_again(
     folder: Path, values: dict[str, Any]
 ):

@@ -13,7 +13,7 @@ from statesvc.backends.redis.engine import RedisEngine
 from statesvc_client.errors import Internal, NoSpace, Unavailable
 from tests.engines.rows import after, born, buried, commit, fill, hidden, removed, row
 from tests.redis.engines import engine_on, opened
-from tests.redis.servers import Server
+from tests.redis.servers import HOST, Server, wait_for_replica
 
 SORTS: list[Any] = [
     "created", "updated", "started", "completed", "scheduled", "priority", "status", "id", "ready", "due", "deleted",
@@ -163,6 +163,31 @@ async def test_a_server_that_is_full_takes_nothing_and_still_lets_records_go(nam
             server.say("CONFIG", "SET", "maxmemory", 0)
             assert await engine.commit([born("c")]) == ["applied"]
             assert await engine.check() == []
+
+
+async def test_a_replica_that_takes_over_and_is_full_is_read_and_lets_records_go(namespace: str):
+    with Server() as master, Server() as replica:
+        replica.say("REPLICAOF", HOST, master.port)
+        wait_for_replica(replica)
+        endpoints = f"{master.address},{replica.address}"
+        async with opened(master, namespace, endpoint=endpoints, wait_replicas=1, wait_seconds=30.0) as engine:
+            a, b = await fill(engine, [row("a"), row("b")])
+            await commit(engine, [(buried(b),)])
+            epoch, cursor = engine.epoch, await engine.position()
+            for server in (master, replica):
+                server.say("CONFIG", "SET", "maxmemory", 1)
+            replica.say("REPLICAOF", "NO", "ONE")
+            master.say("REPLICAOF", HOST, replica.port)
+            wait_for_replica(master)
+            master.say("CLIENT", "KILL", "TYPE", "normal")
+            assert await engine.get([a.key]) == [a]
+            assert (engine.epoch, await engine.position()) == (epoch, cursor)
+            assert [entry.row.id for entry in await engine.read_log("", 10)] == ["a", "b", "b"]
+            with pytest.raises(NoSpace, match="maxmemory"):
+                await engine.commit([born("c")])
+            assert await engine.commit([(removed(buried(b).row),)]) == ["applied"]
+            assert await engine.compact(LogKept(since=9, most_bytes=0)) is False
+            await engine.assure()
 
 
 async def test_a_script_that_fails_half_way_is_unknown_and_its_text_stays_here(server: Server, namespace: str):

