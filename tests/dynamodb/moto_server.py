@@ -18,6 +18,7 @@ import traceback
 import zlib
 from collections.abc import Callable
 from datetime import datetime
+from email.utils import formatdate
 from typing import Any
 
 import msgspec
@@ -61,7 +62,8 @@ class Quick:
         except Exception:  # noqa: BLE001 - what moto did not expect of a request is told, and fails the test
             traceback.print_exc()
             status, body = 400, b'{"__type": "MotoRaised", "message": "see the stderr of the server"}'
-        return Reply(status, body, {"content-type": JSON, "x-amz-crc32": str(zlib.crc32(body))})
+        date = formatdate(usegmt=True)
+        return Reply(status, body, {"content-type": JSON, "x-amz-crc32": str(zlib.crc32(body)), "date": date})
 
     def _answer(self, request: Request) -> bytes:
         asked = msgspec.json.decode(request.body)

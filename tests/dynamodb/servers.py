@@ -345,7 +345,11 @@ class TroubledEndpoint(InThread):
         ) as answer:
             body = await answer.read()
             kept = {name.lower(): value for name, value in answer.headers.items()}
-            kept = {name: value for name, value in kept.items() if name.startswith("x-amz") or name == "content-type"}
+            kept = {
+                name: value
+                for name, value in kept.items()
+                if name.startswith("x-amz") or name in {"content-type", "date"}
+            }
             return Reply(answer.status, body, kept)
 
     async def _pass_part(self, request: Request) -> Reply:

@@ -12,6 +12,7 @@ import re
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
@@ -25,9 +26,11 @@ from cryptography.x509.oid import NameOID
 
 from statesvc import logs
 from statesvc.backends.dynamodb import calls as calls_module
+from statesvc.backends.dynamodb import clock as clock_module
 from statesvc.backends.dynamodb import identity
 from statesvc.backends.dynamodb.access import Access, Found, find, read_url
 from statesvc.backends.dynamodb.calls import Calls
+from statesvc.backends.dynamodb.clock import ServiceClock
 from statesvc_client.errors import BadRequest, Unavailable
 from tests.dynamodb.asking import ENDS_SECONDS, answering, calling, get, put, until
 from tests.dynamodb.servers import InThread, refusal
@@ -388,6 +391,43 @@ async def test_a_clock_that_is_wrong_is_corrected_for(monkeypatch) -> None:
             await calls.call("GetItem", get("jobs", "job-1"))
             await calls.call("GetItem", get("jobs", "job-1"))
     assert len(moments) == 3
+
+
+@pytest.mark.parametrize("jump", [-90 * 86_400, 3650 * 86_400])
+async def test_the_time_of_the_service_is_known_from_every_reply_and_goes_on_by_itself(monkeypatch, jump: int) -> None:
+    identify(monkeypatch)
+    real, ahead = time.time, 7200
+
+    def answer(_: Request) -> Reply:
+        return Reply(200, FOUND.body, {"date": formatdate(real() + ahead, usegmt=True)})
+
+    with answering(answer) as played:
+        async with calling(played.url) as calls:
+            assert calls.now() == pytest.approx(real(), abs=60), "ours, until it is known"
+            await calls.call("GetItem", get("jobs", "job-1"))
+            assert calls.now() == pytest.approx(real() + ahead, abs=60)
+            monkeypatch.setattr(time, "time", lambda: real() + jump)
+            assert calls.now() == pytest.approx(real() + ahead, abs=60)
+
+
+def test_dates_that_are_cut_to_seconds_do_not_make_the_clock_go_back_and_forth(monkeypatch) -> None:
+    passed, took, began = 0.0, 0.3, 1_800_000_000.7
+    monkeypatch.setattr(clock_module, "elapsed", lambda: passed)
+    clock, seen = ServiceClock(), []
+    for step in range(2000):
+        passed = step * 0.37
+        made = began + passed - took * (step % 4) / 4
+        clock.learn(formatdate(int(made), usegmt=True), took)
+        seen.append(clock.now() - passed)
+        assert clock.now() == pytest.approx(began + passed, abs=1 + took)
+    assert len(set(seen[1000:])) == 1, "it has come to rest"
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Mon, 99 Foo 2026 00:00:00 GMT"])
+def test_a_date_nobody_can_read_tells_nothing(date: str | None) -> None:
+    clock = ServiceClock()
+    clock.learn(date, 0.1)
+    assert clock.now() == pytest.approx(time.time(), abs=60)
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------

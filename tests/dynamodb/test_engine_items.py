@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -272,6 +272,44 @@ async def test_a_job_whose_time_has_come_counts_as_not_there(place: Place):
         assert await engine.get([A]) == [anew.row]
         assert [entry.row for entry in await engine.history(A, "", 10)] == [anew.row]
         assert await engine.check() == []
+
+
+@pytest.fixture
+def jump(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets our time of day, by so many seconds from what it is; the service's stays."""
+    real = time.time
+    return lambda seconds: monkeypatch.setattr(time, "time", lambda: real() + seconds)
+
+
+async def test_a_clock_far_ahead_lets_no_job_go_before_its_time(place: Place, jump: Callable[[int], None]):
+    async with place.opened() as engine:
+        a, b = await fill(engine, [row("a", completed=5), row("b", completed=5)])
+        jump(3650 * DAY)
+        assert await engine.get([A]) == [a]
+        assert await commit(engine, [born("a", uid="another")]) == ["conflict"]
+        changed = after(a, completed=5)
+        assert await commit(engine, [(changed,)]) == ["applied"]
+        async with place.opened() as late:
+            assert await late.get([A]) == [changed.row]
+            assert sorted([each.id async for some in (await late.dump()).rows for each in some]) == ["a", "b"]
+            assert await commit(late, [(after(b),)]) == ["applied"]
+            assert await late.check() == []
+
+
+async def test_a_clock_far_behind_gives_no_job_less_time(place: Place, jump: Callable[[int], None]):
+    now = int(time.time())
+    async with place.opened(ttl_days=3) as engine, place.opened() as other:
+        jump(-60 * DAY)
+        (a,) = await fill(engine, [row("a", completed=(now - 60 * DAY) * SECOND)])
+        assert int((await place.job("a"))["expiresAt"]["N"]) >= now + 3 * DAY - 60
+        await engine.load(_one_page([a]))
+        assert int((await place.job("a"))["expiresAt"]["N"]) >= now + 3 * DAY - 60
+        jump(0)
+        assert await other.get([A]) == [a]
+
+
+async def _one_page(rows: list[Row]) -> AsyncIterator[list[Row]]:
+    yield rows
 
 
 async def test_a_kind_of_which_everything_has_expired_is_not_there(place: Place):

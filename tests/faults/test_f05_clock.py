@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.daemon.harness import Client, Daemon, serving, until
+from tests.fleet.daemons import daemon as serve
+from tests.fleet.places import PLACES
 
 DAY = 86_400
 BACK = -DAY
@@ -218,6 +220,29 @@ def test_nothing_is_removed_by_age_while_the_clock_is_wrong_and_what_is_old_goes
         assert {job["uuid"] for job in client.ask("list")["jobs"]} == {"before", "ahead"}
         clock.jump(3000)
         until(lambda: not client.ask("list").get("jobs"), "what was made ahead of its time to go in its time")
+
+
+# --- the time to live of a shared engine -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [pytest.param(-90 * DAY, id="three-months-back"), JUMPS[1]])
+def test_an_ended_job_on_dynamodb_keeps_its_time_to_live_whatever_the_clock_says(folder, clock, ahead):
+    """The daemon whose clock jumps neither takes what is there for gone, nor writes what others take for gone."""
+    with (
+        PLACES["dynamodb"]() as place,
+        serve(folder / "jumps", place.backend, place.values, env={**place.env, **clock.environment}).serving() as jumps,
+        serve(folder / "right", place.backend, place.values, env=place.env).serving() as right,
+        jumps.connect() as one,
+        right.connect() as other,
+    ):
+        assert one.ask("create", job={"uuid": "before", "status": "COMPLETED"})["success"]
+        clock.jump(ahead)
+        assert one.ask("create", job={"uuid": "after", "status": "COMPLETED"})["success"]
+        for client in (one, other):
+            assert client.ask("get", jobId="before")["success"]
+            assert client.ask("get", jobId="after")["success"]
+            assert client.ask("create", job={"uuid": "before"})["code"] == "exists"
+            assert client.ask("create", job={"uuid": "after"})["code"] == "exists"
 
 
 def _verdict(client: Client) -> str:

@@ -10,7 +10,6 @@ between: then the condition fails, and the transaction is built again on the new
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,11 +91,14 @@ class Transaction(NamedTuple):
 class Builder:
     """Makes transactions from units and what is known of their records."""
 
-    def __init__(self, tables: Tables, memory: Memory, epoch: str, was_cut: Callable[[Place], bool]) -> None:
+    def __init__(
+        self, tables: Tables, memory: Memory, epoch: str, was_cut: Callable[[Place], bool], now: Callable[[], float]
+    ) -> None:
         self._tables = tables
         self._memory = memory
         self._epoch = epoch
         self._was_cut = was_cut
+        self._now = now
 
     def draft(self, units: Sequence[Unit]) -> Draft:
         plans = [[self._plan(write) for write in unit] for unit in units]
@@ -119,7 +121,7 @@ class Builder:
 
     def transaction(self, draft: Draft, place: Place | None) -> Transaction:
         """`place` is that of the slot; None when there is nothing to tell."""
-        wid, now = os.urandom(9).hex(), int(time.time())
+        wid, now = os.urandom(9).hex(), int(self._now())
         actions: list[Action] = []
         owners: list[int] = []
         for index, unit in enumerate(draft.plans):

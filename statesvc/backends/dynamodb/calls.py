@@ -15,7 +15,6 @@ import random
 import time
 import zlib
 from collections import Counter
-from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -25,6 +24,7 @@ from statesvc_client.errors import Unavailable
 
 from ... import logs
 from .access import Access, Found, find
+from .clock import SKEW_SECONDS, ServiceClock, elapsed
 from .faults import (
     Cancelled,
     ConditionFailed,
@@ -91,9 +91,6 @@ LARGE_BYTES = 512 * 1024
 FINDING_SECONDS = 30.0
 """What finding region and credentials may take at the start, metadata of a busy machine and slow imports included."""
 
-SKEW_SECONDS = 60
-"""A clock that differs by less is no reason for a refused signature: the service allows for five minutes."""
-
 AWAY_AFTER = 5
 """Tries without any reply, of all calls together, before the log says that the service is away."""
 
@@ -120,6 +117,9 @@ class _Reply(NamedTuple):
     status: int
     body: bytes
     date: str | None
+    signed: float
+    """When it was asked for, as the signature says."""
+    took: float
 
 
 class _Parts(NamedTuple):
@@ -183,7 +183,7 @@ class Calls:
         self._access = access
         self._parts: _Parts | None = None
         self._free = asyncio.Semaphore(access.connections)
-        self._skew = 0.0
+        self._clock = ServiceClock()
         self._missed = 0
         self._throttled_logged = float("-inf")
 
@@ -220,6 +220,10 @@ class Calls:
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
             proxy=found.proxy,
         )
+
+    def now(self) -> float:
+        """The time of day at the service, in seconds since 1970."""
+        return self._clock.now()
 
     async def close(self) -> None:
         parts, self._parts = self._parts, None
@@ -303,7 +307,8 @@ class Calls:
         end = min(call.deadline, now + _try_seconds(call.seconds))
         if end - now <= call.least / 2:
             return None
-        headers = parts.signer.headers(call.operation, call.body, credentials, time.time() + self._skew)
+        signed, sent = self.now(), elapsed()
+        headers = parts.signer.headers(call.operation, call.body, credentials, signed)
         self.made[call.operation] += 1
         try:
             async with (
@@ -331,7 +336,7 @@ class Calls:
         if checksum is not None and checksum != str(zlib.crc32(body)):
             self._in_trouble(call, "damaged")
             return None
-        return _Reply(answer.status, body, answer.headers.get("Date"))
+        return _Reply(answer.status, body, answer.headers.get("Date"), signed, elapsed() - sent)
 
     def _read(self, call: _Call, reply: _Reply) -> dict[str, Any] | None:
         try:
@@ -339,6 +344,7 @@ class Calls:
         except msgspec.MsgspecError:
             body = None
         if isinstance(body, dict):
+            self._clock.learn(reply.date, reply.took)
             return body
         # Said by something between us and the service.
         self._in_trouble(call, "damaged")
@@ -383,17 +389,9 @@ class Calls:
         call.renewed = True
 
     def _corrects_clock(self, reply: _Reply) -> bool:
-        """Whether our clock was the reason; it is corrected for, from the service's own."""
-        try:
-            theirs = parsedate_to_datetime(reply.date or "").timestamp()
-        except (TypeError, ValueError):
-            return False
-        skew = theirs - time.time()
-        if abs(skew - self._skew) < SKEW_SECONDS:
-            return False
-        self._skew = skew
-        log.warning("dynamodb_clock_skewed", seconds=round(skew))
-        return True
+        """Whether the time that was signed is the reason; from here on it is the service's own."""
+        self._clock.learn(reply.date, reply.took)
+        return abs(self.now() - reply.took - reply.signed) >= SKEW_SECONDS
 
     # --- trouble, noted once ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ What is made again: attributes that indexes are made of, and hints. What cannot 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
@@ -111,7 +110,7 @@ class Checking:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def _keyed(self, items: Sequence[Item]) -> list[tuple[Key, Item]]:
-        tables, now = self._fetcher.tables, time.time()
+        tables, now = self._fetcher.tables, self._fetcher.now()
         found = [(key_of(item, tables), item) for item in items]
         return [(key, item) for key, item in found if key is not None and not is_expired(item, tables, now)]
 
@@ -217,7 +216,7 @@ class Checking:
         await self._fetcher.write_all(tables.companion, puts)
         if REVISION not in item:
             return await self._complete(found)
-        fresh = item_of(row, tables, wid=wid, trail=pack_trail(Known.of(found).trail), now=int(time.time()))
+        fresh = item_of(row, tables, wid=wid, trail=pack_trail(Known.of(found).trail), now=int(self._fetcher.now()))
         request = {
             "TableName": tables.name_of(row.kind),
             "Item": fresh,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -366,7 +365,7 @@ class Committer:
     def _verdict(self, write: Write, item: Item | None) -> Verdict:
         """A conflict, unless the newest state still is, or carries the stamp of, what the write was decided on."""
         key, tables = write.row.key, self._fetcher.tables
-        if item is None or is_expired(item, tables, time.time()):
+        if item is None or is_expired(item, tables, self._fetcher.now()):
             self._memory.forget(key)
             return "conflict"
         self._saw(key, Found(self._fetcher.row_of(item, key), item), self._memory.time)

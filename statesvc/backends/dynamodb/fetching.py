@@ -56,6 +56,10 @@ class Fetcher:
         self._seconds = seconds
         """What may be spent on what was left unprocessed."""
 
+    def now(self) -> float:
+        """What times to go are compared with, and counted from: the time of day at the service."""
+        return self.calls.now()
+
     async def call(self, operation: str, request: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         """One call whose refusal would be a mistake of ours; conditions and lost replies are the caller's to judge."""
         try:
@@ -80,8 +84,9 @@ class Fetcher:
         tables = self.tables
         asked = [(tables.name_of(key[0]), tables.key_of(key)) for key in wanted]
         found: dict[Key, Found] = {}
-        now = time.time()
-        for item in await self.items(asked):
+        items = await self.items(asked)
+        now = self.now()
+        for item in items:
             key = key_of(item, tables)
             if key is not None and not is_expired(item, tables, now):
                 found[key] = Found(self.row_of(item, key), item)
@@ -116,7 +121,7 @@ class Fetcher:
         """Every record in a table, each as it is when its turn comes."""
         tables = self.tables
         async for items in self.pages("Scan", {"TableName": table, "ConsistentRead": True}):
-            now = time.time()
+            now = self.now()
             keyed = [(key_of(item, tables), item) for item in items]
             yield [
                 Found(self.row_of(item, key), item)

@@ -35,7 +35,7 @@ class Life:
         self.holding = Holding(fetcher, registry, epoch)
         self.tails = Tails(fetcher, registry, epoch, self.holding)
         self.following = Following(self.tails, fetcher, self.holding, epoch, options.index_lag_seconds)
-        builder = Builder(fetcher.tables, self.memory, epoch, self.tails.was_cut)
+        builder = Builder(fetcher.tables, self.memory, epoch, self.tails.was_cut, fetcher.now)
         self.committer = Committer(fetcher, self.memory, self.holding, builder, options.connections)
         self.compaction = Compaction(fetcher, registry, self.tails, epoch)
         self.checking = Checking(fetcher, self.tails, self.following, epoch)

@@ -182,7 +182,7 @@ class Whole:
         }
 
     async def _put(self, rows: Sequence[Row], wid: str) -> None:
-        now = int(time.time())
+        now = int(self._fetcher.now())
         items = [(row.kind, item_of(row, self._tables, wid=wid, trail=b"", now=now)) for row in rows]
         hints = [hint_item(row, trait, wid) for row in rows for trait in traits_of(row)]
         jobs = [item for kind, item in items if kind == JOB]
