@@ -113,6 +113,18 @@ def synced_again(folder: Path) -> list[str]:
     return again
 
 
+def written_before_the_first_sync(folder: Path) -> int:
+    """Bytes from the front of the one traced file on that were written before it was synced."""
+    upto = 0
+    for line in calls(folder, f"{SYNCS},{WRITES}"):
+        if "sync(" in line:
+            break
+        if found := re.search(r"pwrite64\(.*, (\d+), (\d+)(?:\)| <unfinished)", line):
+            size, place = int(found[1]), int(found[2])
+            upto = max(upto, place + size) if place <= upto else upto
+    return upto
+
+
 # --- clients -------------------------------------------------------------------------------------------------------
 
 

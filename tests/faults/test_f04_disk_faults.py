@@ -24,6 +24,7 @@ from tests.faults.disk import (
     mounted,
     synced_again,
     was_injected,
+    written_before_the_first_sync,
 )
 from tests.faults.program import scratch
 
@@ -374,6 +375,28 @@ def test_a_failed_write_to_the_state_ends_the_daemon_and_every_write_comes_out_o
         assert daemon.exit_code() == IO_FAILURE
         assert daemon.events("engine_broken")
     assert [client.after_refusal for client in load.clients] == [0, 0, 0]
+    load.assert_each_write_comes_out_once(prepared)
+
+
+@needs_strace
+def test_a_wal_of_the_state_whose_sync_failed_is_written_anew_before_it_is_synced_again(prepared):
+    """The log is cut up to where the state is on the disk. A second sync would say so of what the first one lost."""
+    cutting = {"retention__log_seconds": 0.01}
+    with serving(prepared, settings=cutting) as daemon, daemon.connect() as client:
+        load = Load(daemon)
+        load.write(50)
+        assert names(client), "and all of it is applied by now"
+        with failing_from_now(daemon, STATE, f"{SYNCS}:error=EIO:when=1"):
+            assert not client.ask("sweep")["success"]
+            assert daemon.exit_code() == IO_FAILURE
+        assert "state.db-wal cannot be synced" in daemon.events("engine_broken")[0]["why"]
+    assert synced_again(prepared) == []
+    length = (daemon.data / "state.db-wal").stat().st_size
+    assert length
+    with failing(prepared, ("state.db-wal",), settings=cutting).serving() as daemon, daemon.connect() as client:
+        assert client.ask("sweep")["success"]
+        daemon.kill()
+    assert written_before_the_first_sync(prepared) >= length
     load.assert_each_write_comes_out_once(prepared)
 
 

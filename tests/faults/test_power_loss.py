@@ -14,7 +14,7 @@ from tests.faults import program
 from tests.faults.power.campaign import Share, Tally, run
 from tests.faults.power.disk import ALL, NOTHING, AnyLoss, Disk
 from tests.faults.power.operations import ROOT, Naming, Recording, Sync, Truncate, Write
-from tests.faults.power.recordings import record
+from tests.faults.power.recordings import record, record_after_failed_sync
 from tests.faults.power.tracing import NotExact, Tracer, run_traced
 
 pytestmark = [
@@ -23,6 +23,8 @@ pytestmark = [
 ]
 
 STATES = 150
+
+WAL_HEADER_BYTES = 32
 
 MET = {
     "phases": {"open", "work", "burst", "purge", "idle", "compact", "snapshot", "restore", "close", "forever"},
@@ -58,6 +60,13 @@ def test_every_state_a_power_loss_leaves_is_opened_with_all_that_was_promised(sc
     assert MET["phases"] <= tally.phases.keys()
     assert MET["places"] <= tally.places.keys()
     assert MET["faults"] <= tally.faults.keys()
+
+
+def test_what_a_failed_sync_left_out_is_not_trusted_by_the_next_start(scratch):
+    """What it reads in a WAL is lost with the power, until it has written it again."""
+    life = record_after_failed_sync(scratch, "1")
+    assert len(life.before["state.db-wal"] or b"") <= WAL_HEADER_BYTES, "nothing was left out"
+    assert attacked(scratch, life).problems == []
 
 
 # --- bugs that it has to see ---------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from ..port import DataCorrupt, EngineBroken
 from . import watermark
 from .disk import sync_file, sync_folder
 from .paths import sides
-from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail
+from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail, write_anew
 from .watermark import Mark
 
 log = logs.get(__name__)
@@ -99,8 +99,9 @@ def open_file(
     path: Path, format_: Format, synchronous: str, judge: Callable[[Tail], None] = lambda _: None
 ) -> apsw.Connection:
     """A connection that writes, the file migrated first. `judge` is shown what SQLite left out of the WAL and may
-    raise; until then nothing is written, for the first write would go over it."""
+    raise; until then nothing is changed, for the first write would go over it."""
     refuse_newer(path, format_)
+    write_anew(path)
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=_checksum_vfs())
     try:
         _set(db, synchronous)

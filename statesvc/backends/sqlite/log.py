@@ -101,9 +101,8 @@ class LogFile(DatabaseFile):
         if self._mark is not None:
             self._check_against(self._mark)
         if self.synced and frames(self._db):
-            # What a killed process wrote may not be on the disk, not even when it is synced again, if that is what it
-            # died of. Before it has been written anew, into the file, nobody hears of it.
-            self.settle()
+            # What a killed process wrote may not be on the disk. Before it is, nobody hears of it.
+            self.secure()
 
     def _read_ends(self) -> None:
         self.epoch, self.start = self._origin()

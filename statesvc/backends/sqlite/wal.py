@@ -1,6 +1,7 @@
 """What lies in a WAL behind its last good commit, and which WAL it is.
 
-Owns the reading of a WAL's headers, and its way onto the disk. Must not know what the pages mean, and never writes.
+Owns the reading of a WAL's headers, and its way onto the disk. Must not know what the pages mean, and writes nothing
+but what is there.
 
 SQLite takes a WAL up to the first frame that does not match its checksum and says nothing about the rest. A log's
 commit is synced before the next one begins, so a crash leaves at most one unfinished commit there. More than one means
@@ -28,6 +29,9 @@ _LITTLE_ENDIAN_SUMS = bytes.fromhex("377f0682")
 """The magic of a WAL whose checksums take words in this order."""
 
 _WORD = 0xFFFFFFFF
+
+PIECE_BYTES = 1024 * 1024
+"""What is written anew of a WAL at a time."""
 
 
 Salts = tuple[int, int]
@@ -71,6 +75,24 @@ def pages(path: Path, taken: int, page_bytes: int) -> set[int]:
     with wal_of(path).open("rb") as wal:
         places = (_HEADER.size + number * (_FRAME.size + page_bytes) for number in range(taken))
         return {int.from_bytes(os.pread(wal.fileno(), 4, place), "big") for place in places}
+
+
+def write_anew(path: Path) -> None:
+    """Write a database's WAL over with its own bytes, before anybody reads them.
+
+    After a sync that failed the system shows what is not on the disk, and calls the next sync a success: it has nothing
+    left to write. What is written again gets there with the next sync, or makes that one fail too.
+    """
+    try:
+        fd = os.open(wal_of(path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        place = 0
+        while piece := os.pread(fd, PIECE_BYTES, place):
+            place += os.pwrite(fd, piece, place)
+    finally:
+        os.close(fd)
 
 
 def synced_salts(path: Path) -> Salts | None:

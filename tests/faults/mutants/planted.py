@@ -230,6 +230,14 @@ DISK = (
         ("test_a_failed_sync_of_the_log_is_unknown_ends_the_daemon_and_is_never_tried_again",),
     ),
     Mutant(
+        "failed_sync_trusted_by_the_next_start",
+        "what a failed sync left out of a WAL is held for safe after a restart, and cut off the log",
+        "statesvc/backends/sqlite/files.py",
+        "    write_anew(path)\n",
+        "",
+        ("test_a_wal_of_the_state_whose_sync_failed_is_written_anew_before_it_is_synced_again",),
+    ),
+    Mutant(
         "page_checksums_ignored",
         "a flipped bit in an index makes a list shorter, and nobody is told",
         "statesvc/backends/sqlite/files.py",

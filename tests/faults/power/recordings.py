@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .disk import NOTHING, Disk
 from .judging import lay_out
-from .operations import Image, Note, Recording, encoded
-from .tracing import NOTES, STORE, Tracer, run_traced
+from .operations import Image, Note, Recording, encoded, read_image
+from .tracing import NOTES, STORE, Place, Tracer, run_traced
 
 WORKLOAD = "tests.faults.power.workload"
 
@@ -31,12 +32,17 @@ LIVES = {
 AGAIN = "open,work,compact,idle,work,close"
 """What is done with a store that a power loss left, before the next."""
 
+BEFORE_FAILED_SYNC = "open,forever"
+AFTER_FAILED_SYNC = "open,work,compact,idle,work,close"
+"""What is done until a sync fails, and what by the next process."""
+
 ALL_LIVES = (("life", "disk"), ("kills", "disk"), ("life", "disk"), ("life", "os"), ("kills", "os"))
 """Those of a campaign, each with its level."""
 
 
 def record_all(scratch: Path, seed: int) -> list[Recording]:
-    return [record(scratch, *life, f"{seed}.{number}") for number, life in enumerate(ALL_LIVES)]
+    lives = [record(scratch, *life, f"{seed}.{number}") for number, life in enumerate(ALL_LIVES)]
+    return [*lives, record_after_failed_sync(scratch, f"{seed}.{len(lives)}")]
 
 
 def record(scratch: Path, name: str, durability: str, seed: str, planted: str = "") -> Recording:
@@ -54,6 +60,34 @@ def record(scratch: Path, name: str, durability: str, seed: str, planted: str = 
     made = tracer.places["0"].recording(f"{name} {durability} {seed}", durability)
     shutil.rmtree(base)
     return made
+
+
+def record_after_failed_sync(scratch: Path, seed: str) -> Recording:
+    """The next life of a store whose WALs could not be synced: the processes see in them what the disk has not, and a
+    sync puts nothing of it there that was not written again."""
+    base = scratch / f"failed-sync-{seed}"
+    (base / "0" / STORE).mkdir(parents=True, mode=0o700)
+    tracer = Tracer(base, {"0": {}})
+    command = ["-m", WORKLOAD, str(base / "0"), "disk", "first"]
+    run_traced([*command, f"{seed} before", BEFORE_FAILED_SYNC], base / "trace", random.Random(seed).randint(13, 18))
+    tracer.read(base / "trace")
+    first = tracer.places["0"]
+    tracer = Tracer(base, {"0": _without_failed_syncs(first)})
+    run_traced([*command, f"{seed} after", AFTER_FAILED_SYNC], base / "trace")
+    tracer.read(base / "trace")
+    said = tuple(each for each in first.operations if isinstance(each, Note))
+    made = tracer.places["0"].recording(f"failed sync {seed}", "disk", said)
+    shutil.rmtree(base)
+    return made
+
+
+def _without_failed_syncs(place: Place) -> Image:
+    """What the disk has of a folder, if nothing more of a WAL can be put there."""
+    disk = Disk(Recording("", "disk", place.before, place.files, place.operations))
+    for operation in place.operations:
+        disk.take(operation)
+    safe, seen = disk.left_by(NOTHING), read_image(place.folder)
+    return {path: safe.get(path, b"") if path.endswith("-wal") else content for path, content in seen.items()}
 
 
 class Left(NamedTuple):
