@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
@@ -15,12 +16,13 @@ from statesvc.backends.sqlite import SqliteEngine, boots, compaction
 from statesvc.backends.sqlite.files import open_writer
 from statesvc.backends.sqlite.log import FORMAT
 from statesvc.backends.sqlite.watermark import Mark
-from statesvc_client.errors import Gone
+from statesvc_client.errors import Gone, Internal, Unavailable
 from tests.engines.rows import after, hidden, removed
 from tests.sqlite.filling import EVERYTHING_OLD, compact, content, crashed, create, flip, look, opened
 
 FRAME_BYTES = 24 + 4096
 WAL_HEADER_BYTES = 32
+PAGE_BYTES = 4096
 
 
 async def batches(engine: SqliteEngine, times: list[int]) -> None:
@@ -254,6 +256,60 @@ async def test_measures_tell_how_much_of_the_log_is_kept(tmp_path):
         assert (measures["logEntries"], measures["entriesWaiting"]) == (3, 0)
         assert measures["logBytes"] >= (tmp_path / "store" / "log.db").stat().st_size
         assert measures["stateBytes"] > 0
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, table: str, kind: str = "leaf") -> None:
+    """A flipped bit in the first page of its kind that a table has."""
+    sql = "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = ? ORDER BY path LIMIT 1"
+    flip(path, (look(path, sql, table, kind) - 1) * PAGE_BYTES + 2000)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "kind"),
+    [("log.db", "batch", "leaf"), ("log.db", "batch", "overflow"), ("state.db", "history", "leaf")],
+)
+async def test_a_damaged_page_is_told_by_its_file_and_everything_else_goes_on(tmp_path, name, table, kind):
+    """The one of an overflow is met only when what it belongs to is being deleted."""
+    async with opened(tmp_path / "store") as engine:
+        await create(engine, ["long"], at=1, pad=20_000)
+        await batches(engine, [1] * 200)
+    damage(tmp_path / "store" / name, table, kind)
+    async with opened(tmp_path / "store") as engine:
+        with pytest.raises(Internal, match=f"{name} is damaged: a page does not match its checksum"):
+            await compact(engine)
+        assert not engine._files.log.db.in_transaction
+        assert not engine._files.state.db.in_transaction
+        await create(engine, ["later"], at=2)
+        assert len(await content(engine)) == 602
+
+
+async def test_the_log_is_cut_on_and_on_though_the_history_is_damaged(tmp_path):
+    async with opened(tmp_path / "store") as engine:
+        await batches(engine, [1] * 200)
+    damage(tmp_path / "store" / "state.db", "history")
+    async with opened(tmp_path / "store") as engine:
+        for number in range(3):
+            await create(engine, [f"later-{number}"], at=2)
+            with pytest.raises(Internal, match=r"state\.db is damaged"):
+                await compact(engine)
+            assert engine.measures()["logEntries"] == 1, number
+
+
+async def test_a_disk_that_fails_while_the_log_is_cut_ends_the_store(tmp_path, monkeypatch):
+    async with opened(tmp_path / "store") as engine:
+        await batches(engine, [1, 2])
+        monkeypatch.setattr(engine._files.state, "secure", fail)
+        with pytest.raises(Internal, match="the disk failed"):
+            await compact(engine)
+        with pytest.raises(Unavailable, match="must be restarted"):
+            await create(engine, ["later"], at=3)
+
+
+def fail(*_: Any) -> None:
+    raise apsw.IOError("disk I/O error")
 
 
 # --- crashes -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import apsw
 
 from ... import failpoints
 from ..port import LogKept
-from .files import DatabaseFile, transaction
+from .files import DatabaseFile, damage_told, transaction
 from .log import End, LogFile
 from .paths import Paths
 from .state import StateFile
@@ -67,8 +67,8 @@ class Compaction:
         self._log = log
         self._state = state
         self._paths = paths
-        self._in_log = in_log
-        self._in_state = in_state
+        self._run_in_log = in_log
+        self._run_in_state = in_state
         self._trim: HistoryTrim | None = None
         self._upto: int | None = None
         """Where the log ended when the run of steps under way began: what came since is left to the next run, so that
@@ -77,13 +77,28 @@ class Compaction:
     async def step(self, keep: LogKept, catch_up: Callable[[], Awaitable[None]]) -> bool:
         """Do a little of what is most urgent; True while there is more. `catch_up` brings the state up to the log."""
         upto = self._upto = self._log.end.position if self._upto is None else self._upto
+        more = False
+        try:
+            more = await self._little(keep, upto, catch_up)
+        finally:
+            if not more:
+                self._upto = None  # also when it failed: what can be done all the same must not end there for ever
+        return more
+
+    async def _little(self, keep: LogKept, upto: int, catch_up: Callable[[], Awaitable[None]]) -> bool:
         if await self._cut(keep, upto, catch_up) or await self._in_state(self._trim_history):
             return True
         log_shrinks = await self._in_log(lambda: shrink(self._log, self._paths.log))
-        if await self._in_state(lambda: shrink(self._state, self._paths.state)) or log_shrinks:
-            return True
-        self._upto = None
-        return False
+        state_shrinks = await self._in_state(lambda: shrink(self._state, self._paths.state))
+        return bool(log_shrinks or state_shrinks)
+
+    async def _in_log(self, work: Callable[[], Any]) -> Any:
+        with damage_told(self._paths.log):
+            return await self._run_in_log(work)
+
+    async def _in_state(self, work: Callable[[], Any]) -> Any:
+        with damage_told(self._paths.state):
+            return await self._run_in_state(work)
 
     async def _cut(self, keep: LogKept, upto: int, catch_up: Callable[[], Awaitable[None]]) -> bool:
         step = await self._in_log(lambda: cut(self._log, keep, upto, self._state.secured))

@@ -192,6 +192,18 @@ def unreadable(path: Path, problem: apsw.Error) -> Internal:
     return Internal(f"{path.name} {what}: {in_words(problem)}; see the log and the guide to operating")
 
 
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Damage is told to whoever came upon it, by the name of its file: all else is still served. A disk that fails is
+    another matter."""
+    try:
+        yield
+    except apsw.Error as problem:
+        if is_damage(problem):
+            raise unreadable(path, problem) from None
+        raise
+
+
 def close_untouched(db: apsw.Connection) -> None:
     """Close without the checkpoint that SQLite makes when a file's last user goes."""
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
