@@ -18,10 +18,10 @@ from statesvc.backends.sqlite.log import PAGE_BYTES, PAGES_BESIDE, Change, LogFi
 from statesvc.backends.sqlite.wal import frames
 from statesvc.store.store import Store
 from statesvc.store.writes import Caller
-from statesvc_client.errors import NoSpace
+from statesvc_client.errors import Internal, NoSpace, Unavailable
 from statesvc_client.wire import Create
 from tests.engines.rows import after, buried, commit, fill, row
-from tests.sqlite.filling import opened
+from tests.sqlite.filling import change, flip, look, opened
 
 AGENT = Caller(said_hello=True)
 
@@ -159,3 +159,47 @@ async def test_a_record_made_again_and_changed_in_one_batch_leaves_its_tombstone
     await commit(engine, [(Write(reborn, grave.row.stamp, Event("created", 1)),), (after(reborn, status="RUNNING"),)])
     assert await engine.check() == []
     assert [found.id for found in await engine.query(Query(kind="job", limit=9, term=("status", "RUNNING")))] == ["a"]
+
+
+# --- a disk that fails ---------------------------------------------------------------------------------------------
+
+
+def fail(*_: Any) -> None:
+    raise apsw.IOError("disk I/O error")
+
+
+async def by_update(engine: SqliteEngine) -> None:
+    await engine.query(Query(kind="job", sort="updated", limit=9))
+
+
+async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path, monkeypatch):
+    async with opened(tmp_path) as engine:
+        await fill(engine, [row("a")])
+        monkeypatch.setattr(engine._files.state, "make_index", fail)
+        with pytest.raises(Internal, match="the disk failed"):
+            await by_update(engine)
+        with pytest.raises(Unavailable, match="must be restarted"):
+            await fill(engine, [row("b")])
+
+
+async def test_a_repair_that_cannot_be_written_ends_the_store(tmp_path, monkeypatch):
+    async with opened(tmp_path) as engine:
+        await fill(engine, [row("a")])
+    change(tmp_path / "state.db", "DROP INDEX record_node")
+    monkeypatch.setattr("statesvc.backends.sqlite.engine.repaired", fail)
+    async with opened(tmp_path) as engine:
+        with pytest.raises(Internal, match="the disk failed"):
+            await engine.repair()
+        with pytest.raises(Unavailable, match="must be restarted"):
+            await fill(engine, [row("b")])
+
+
+async def test_an_index_over_damaged_records_is_refused_and_everything_else_goes_on(tmp_path):
+    async with opened(tmp_path) as engine:
+        await fill(engine, [row(f"a{number}") for number in range(50)])
+    page = look(tmp_path / "state.db", "SELECT pageno FROM dbstat WHERE name = 'record' AND pagetype = 'leaf' LIMIT 1")
+    flip(tmp_path / "state.db", (page - 1) * 4096 + 2000)
+    async with opened(tmp_path) as engine:
+        with pytest.raises(Internal, match=r"state\.db is damaged: a page does not match its checksum"):
+            await by_update(engine)
+        await fill(engine, [row("b")])

@@ -33,7 +33,7 @@ from .cache import UNKNOWN, RowCache, present
 from .checking import faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
-from .files import unreadable
+from .files import damage_told, unreadable
 from .folder import make_safe_folder, prepared, refuse_links
 from .judging import Judged, judge
 from .log import Change, End
@@ -281,11 +281,16 @@ class SqliteEngine(Engine):
     async def _positions(self, key: Key, after: int, limit: int) -> list[int]:
         return await self._readers.run(lambda reader: reader.history(key, after, limit))
 
-    async def _in_applier(self, work: Callable[[], Any]) -> None:
+    async def _in_applier(self, work: Callable[[], Any]) -> Any:
         try:
-            await asyncio.wrap_future(self._applier.submit(work))
+            with damage_told(self._paths.state):
+                return await self._applier.run(work)
         except apsw.FullError:
             raise NoSpace("the disk is full") from None
+        except apsw.IOError as problem:
+            # Nobody may build on the file: the next one to sync it would be told that all is well.
+            self._break(f"state.db failed: {problem}")
+            raise Internal("the disk failed") from None
         except apsw.Error as problem:
             raise Internal(f"state.db cannot be written: {problem}") from None
 
@@ -471,7 +476,7 @@ class SqliteEngine(Engine):
             await self._everything_applied()
             self._presence.forget()
             try:
-                done: list[str] = await self._applier.run(lambda: repaired(self._files.state, self._paths, found))
+                done: list[str] = await self._in_applier(lambda: repaired(self._files.state, self._paths, found))
             finally:
                 # However far it came: what was read meanwhile may be of before.
                 self._cache = RowCache(self._cache_bytes)
