@@ -161,6 +161,42 @@ async def test_a_record_made_again_and_changed_in_one_batch_leaves_its_tombstone
     assert [found.id for found in await engine.query(Query(kind="job", limit=9, term=("status", "RUNNING")))] == ["a"]
 
 
+# --- a commit that is cut off --------------------------------------------------------------------------------------
+
+
+def out_of_memory(*_: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        pytest.param(lambda engine: engine._files.log._checkpoints, "after_commit", id="appended"),
+        pytest.param(lambda engine: engine._presence, "add", id="nothing-taken"),
+        pytest.param(lambda engine: engine._log, "take", id="almost-all-taken"),
+    ],
+)
+async def test_a_commit_cut_off_behind_its_append_is_unknown_and_nothing_is_taken_behind_it(
+    tmp_path, monkeypatch, part, step
+):
+    """The state would be noted as having all up to the next commit, and lack this one for ever."""
+    async with opened(tmp_path) as engine:
+        store = Store(engine)
+        store.start()
+        await create(store, 1).after.wait()
+        with monkeypatch.context() as machine:
+            machine.setattr(part(engine), step, out_of_memory)
+            cut_off = create(store, 2)
+            await cut_off.after.wait()
+            assert cut_off.after.failure.outcome == "unknown"
+        with pytest.raises(Unavailable, match="must be restarted"):
+            await fill(engine, [row("next")])
+        await store.stop()
+    async with opened(tmp_path) as engine:
+        assert {row.id for row in await engine.query(Query(kind="job", limit=9))} == {"job-0001", "job-0002"}
+        assert await engine.check() == []
+
+
 # --- a disk that fails ---------------------------------------------------------------------------------------------
 
 

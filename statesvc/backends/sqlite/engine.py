@@ -22,7 +22,7 @@ from typing import Any
 
 import apsw
 
-from statesvc_client.errors import Internal, NoSpace, Unavailable
+from statesvc_client.errors import Internal, NoSpace, StateError, Unavailable
 
 from ... import failpoints, logs
 from ...process.locks import InstanceLock
@@ -304,11 +304,21 @@ class SqliteEngine(Engine):
             self._check_usable()
             judged = judge(batch, self.peek)
             if judged.changes:
-                self._committed = await self._append(judged.changes)
-                # Only now: an apply that begins while the log is written must not look for rows not there yet.
-                self._take(judged)
+                await self._append_and_take(judged)
                 self._watch_for_idleness()
         return judged.results
+
+    async def _append_and_take(self, judged: Judged) -> None:
+        try:
+            self._committed = await self._append(judged.changes)
+            # Only now: an apply that begins while the log is written must not look for rows not there yet.
+            self._take(judged)
+        except StateError:
+            raise  # nothing was written, or the store has come to its end
+        except Exception as bug:
+            # The log may have what the state was not told of: with the next commit it would be passed over for good.
+            self._break(f"a commit was not taken over: {type(bug).__name__}")
+            raise
 
     def _take(self, judged: Judged) -> None:
         """Changes are committed: from here on everybody sees them."""
