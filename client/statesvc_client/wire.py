@@ -639,23 +639,29 @@ def _read(given: Fields, envelope: Fields) -> AnyRequest:
         raise UnknownOp(f"unknown operation: {printable(op)}")
     if not _is_request_id(envelope.get("requestId", "")):
         raise BadRequest(f"requestId must be a string of at most {REQUEST_ID_CHARS} characters or an integer")
-    for key, part in given.items():
-        if envelope[_envelope_key(key)] != part:
-            raise BadRequest(f"{_envelope_key(key)} is given twice, in two spellings")
+    _check_given_once(given, envelope)
     known = {key: value for key, value in envelope.items() if key in _KEYS_OF[op]}
     if op == "txn" and isinstance(known.get("ops"), list):
-        known["ops"] = [_spelled_op(part) for part in known["ops"]]
+        known["ops"] = [_spelled_op(place, part) for place, part in enumerate(known["ops"])]
     try:
         return cast(AnyRequest, msgspec.convert(known, cls))
     except msgspec.ValidationError as problem:
         raise BadRequest(str(problem)) from None
 
 
-def _spelled_op(part: Any) -> Any:
+def _check_given_once(given: Fields, named: Fields, where: str = "") -> None:
+    """Refuse a key whose spellings do not say the same: nobody can tell which of them is meant."""
+    for key, part in given.items():
+        if named[_envelope_key(key)] != part:
+            raise BadRequest(f"{where}{_envelope_key(key)} is given twice, in two spellings")
+
+
+def _spelled_op(place: int, part: Any) -> Any:
     """One op of a transaction, with its keys in their own spelling and unknown ones left out, like any envelope's."""
     if not isinstance(part, dict):
         return part
     named = {_envelope_key(key): value for key, value in part.items()}
+    _check_given_once(part, named, f"op {place}: ")
     keys = _KEYS_OF.get(named["op"]) if isinstance(named.get("op"), str) else None
     return named if keys is None else {key: value for key, value in named.items() if key in keys}
 

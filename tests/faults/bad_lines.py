@@ -47,6 +47,10 @@ LINES: dict[str, tuple[str, bytes]] = {
     "100,000 objects": ("bad_json", b'{"a":' * DEEP),
     # keys and ids
     "a key in two spellings": ("bad_request", b'{"op":"delete","jobId":"a","JobID":"b"}'),
+    "a key in two spellings inside a transaction": (
+        "bad_request",
+        b'{"op":"txn","ops":[{"op":"delete","JobId":"b","jobId":"a"}]}',
+    ),
     "a field in two spellings": (
         "bad_request",
         b'{"op":"update","jobId":"a","job":{"Status":"FAILED","status":"FAILED"}}',

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from statesvc_client import wire
-from statesvc_client.wire import Limits, Malformed, Sync, check_size, decode_request, printable
+from statesvc_client.wire import Delete, Limits, Malformed, Sync, Txn, check_size, decode_request, printable
 
 LIMITS = Limits()
 
@@ -117,6 +117,35 @@ def test_a_value_of_the_wrong_type_is_a_bad_request_that_names_it(frame: bytes):
     assert bad.error.code == "bad_request"
     assert bad.request_id == "r"
     assert bad.error.text
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (b'{"op":"get","requestId":"r","jobId":"a","JobId":"b"}', "jobId is given twice, in two spellings"),
+        (b'{"op":"get","requestId":"r","OP":"delete","jobId":"a"}', "op is given twice, in two spellings"),
+        (
+            b'{"op":"txn","requestId":"r","ops":[{"OP":"create","op":"delete","jobId":"a"}]}',
+            "op 0: op is given twice, in two spellings",
+        ),
+        (
+            b'{"op":"txn","requestId":"r","ops":[{"op":"delete","jobId":"c"},{"op":"delete","jobId":"a","JobId":"b"}]}',
+            "op 1: jobId is given twice, in two spellings",
+        ),
+        (
+            b'{"op":"txn","requestId":"r","ops":[{"op":"delete","jobId":"a","job_uuid":"b"}]}',
+            "op 0: jobId is given twice, in two spellings",
+        ),
+    ],
+)
+def test_a_key_whose_spellings_say_different_things_is_refused_also_inside_a_transaction(frame: bytes, text: str):
+    bad = refused(frame)
+    assert (bad.error.code, bad.error.text, bad.request_id) == ("bad_request", text, "r")
+
+
+def test_a_key_in_two_spellings_that_say_the_same_is_no_mistake():
+    frame = b'{"op":"txn","ops":[{"op":"delete","jobId":"a","JobId":"a"}]}'
+    assert decode_request(frame, LIMITS) == Txn(ops=[Delete(job_id="a")])
 
 
 @pytest.mark.parametrize("request_id", [b"null", b"true", b"1.5", b"[]", b"{}"])
