@@ -16,7 +16,7 @@ from statesvc_client.wire import Limits, Rejected, Reply
 from ..answers import Answer, Coming, Handler, Session, failed, put_records, replied, succeeded
 from ..backends.port import Row
 from ..store.batches import Batch
-from ..store.following import place_of
+from ..store.following import Bookmark, place_of
 from ..store.leasing import lease_of
 from ..store.listing import ENVELOPE_BYTES, Paging, list_records
 from ..store.racing import Decided, Precedence
@@ -106,7 +106,7 @@ class RecordHandlers:
         """The reply names the place in the log behind the event, which is known once it is committed."""
         replayed = session.admit(request)
         store, caller = self._store, session.caller
-        before = await store.engine.position()
+        before = Bookmark(store.engine.epoch, await store.engine.position())
         if store.engine.immediate:
             decided = store.write_now(request, caller, replayed=replayed)
         else:
@@ -116,6 +116,8 @@ class RecordHandlers:
             return answer
         if decided.after is not None:
             await decided.after.wait()
+            if decided.after.failure is not None:
+                return answer  # it depends on that commit, and comes out as what became of it
         revision = decided.row.revision if decided.duplicate_of is None else decided.duplicate_of
         cursor = await place_of(store, before, decided.row)
         reply = succeeded(request, cursor=cursor, revision=revision, duplicate=decided.duplicate_of is not None)

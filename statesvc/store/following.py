@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -201,16 +202,18 @@ class Feed:
             raise _of_another_epoch(bookmark.epoch)
 
 
-async def place_of(store: Store, before: Cursor, row: Row) -> str:
+async def place_of(store: Store, before: Bookmark, row: Row) -> str:
     """The cursor right behind the entry that made this row, looked for behind a place before it. Where the entry cannot
-    be found near, that place: from there it is not missed either."""
-    cursor = before
-    for _ in range(PAGES_AT_ONCE):
-        for entry in await store.engine.read_log(cursor, PAGE_ENTRIES):
-            cursor = entry.cursor
-            if entry.row.key == row.key and entry.row.stamp == row.stamp:
-                return Bookmark(store.engine.epoch, cursor).text
-    return Bookmark(store.engine.epoch, before).text
+    be found near, that place: from there it is not missed either. Nor can it where the log cannot be read; the entry is
+    committed all the same, so that is no failure."""
+    cursor = before.cursor
+    with suppress(StateError):
+        for _ in range(PAGES_AT_ONCE):
+            for entry in await store.engine.read_log(cursor, PAGE_ENTRIES):
+                cursor = entry.cursor
+                if entry.row.key == row.key and entry.row.stamp == row.stamp:
+                    return before._replace(cursor=cursor).text
+    return before.text
 
 
 class Tally:

@@ -282,6 +282,17 @@ def test_a_failed_sync_of_the_log_is_unknown_ends_the_daemon_and_is_never_tried_
 
 
 @needs_strace
+def test_an_event_whose_sync_failed_is_unknown_though_nothing_is_read_behind_it(prepared):
+    """Its reply names the place behind it, which nobody can look for in a store that failed."""
+    with failing(prepared, LOG, f"{SYNCS}:error=EIO:when=3").serving() as daemon, daemon.connect() as client:
+        replies = (client.ask("emit", jobId="first", event={"type": "note"}) for _ in range(100))
+        refusal = next(reply for reply in replies if not reply["success"])
+        assert (refusal["code"], refusal["outcome"]) == ("internal", "unknown")
+        assert daemon.exit_code() == IO_FAILURE
+    assert synced_again(prepared) == []
+
+
+@needs_strace
 @pytest.mark.slow
 def test_whichever_sync_of_a_new_store_fails_the_daemon_ends_and_has_acknowledged_nothing_behind_it(folder):
     """From the first file that is made to the first writes, one sync of a thread after the other."""

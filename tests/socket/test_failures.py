@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from statesvc.backends.memory import MemoryEngine
-from statesvc_client.errors import Busy, Internal, NoSpace, StateError, Unavailable
+from statesvc_client.errors import Busy, Gone, Internal, NoSpace, StateError, Unavailable
 from tests.engines.addresses import repeats
 from tests.engines.faulty import Fault, FaultyEngine
 from tests.socket.conftest import Start
@@ -58,6 +60,41 @@ async def test_later_writes_wait_until_the_failed_one_came_again(
     assert (await client.ok("get", jobId="a"))["job"]["n"] == 0
     assert (await client.ok("update", jobId="a", inc={"n": 1}, seq=2, floor=2, again=True))["job"]["n"] == 1
     assert (await client.ok("update", jobId="a", inc={"n": 100}, seq=3, floor=2, again=True))["job"]["n"] == 101
+
+
+async def away(*_: Any) -> Any:
+    raise Unavailable("the store failed and must be restarted")
+
+
+async def cut(*_: Any) -> Any:
+    raise Gone("no longer kept")
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=named)
+async def test_an_event_says_what_became_of_it_though_the_log_cannot_be_read_any_more(
+    daemon: Daemon, faulty: FaultyEngine, monkeypatch: pytest.MonkeyPatch, error: StateError
+):
+    """So it is after a failed sync: the engine is not used again."""
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a"}, seq=1)
+    faulty.fail(error)
+    monkeypatch.setattr(faulty, "read_log", away)
+    reply = await client.ask("emit", jobId="a", event={"type": "note"}, seq=2)
+    assert (reply["code"], reply["outcome"], reply["seq"]) == (error.code, error.outcome, 2)
+
+
+@pytest.mark.parametrize("read_log", [away, cut])
+async def test_an_event_that_is_committed_is_a_success_though_the_log_cannot_be_read_behind_it(
+    daemon: Daemon, faulty: FaultyEngine, monkeypatch: pytest.MonkeyPatch, read_log: Any
+):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a"}, seq=1)
+    monkeypatch.setattr(faulty, "read_log", read_log)
+    reply = await client.ok("emit", jobId="a", event={"type": "note"}, seq=2)
+    monkeypatch.undo()
+    assert reply["revision"] == 2
+    behind = (await client.ok("history", jobId="a", after=reply["cursor"]))["events"]
+    assert [event["type"] for event in behind] == ["note"]
 
 
 async def test_an_earlier_seq_does_not_stand_for_the_failed_one(daemon: Daemon, faulty: FaultyEngine):
