@@ -20,6 +20,7 @@ from ..backends.port import LINK, Key, Query, Row, Unit
 from . import leasing, queries, writes
 from .batches import Batch
 from .kinds import Kind
+from .listing import ENVELOPE_BYTES
 from .readiness import Fronts
 from .records import checked_id
 from .store import Decide, Store
@@ -85,21 +86,47 @@ class _Waiting:
 _Line = dict[_Waiting, None]
 
 
+class _Room:
+    """What is left for records in the frame of a reply. The first fits in any case: whatever is stored can be sent."""
+
+    def __init__(self, store: Store) -> None:
+        self._whole = self._left = store.limits.frame_bytes - ENVELOPE_BYTES
+
+    def is_for(self, row: Row) -> bool:
+        return self._left == self._whole or len(row.body) < self._left
+
+    def give(self, row: Row) -> None:
+        self._left -= len(row.body) + 1
+
+
 class _Taking:
     """Records taken one by one: on a shared engine each is a race of its own."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.taken: list[Row] = []
+        self._room = _Room(store)
         self._problem: StateError | None = None
         """Why it did not get all it might have; one that leaves it open whether it got something outweighs others."""
         self.is_over = False
-        """One that is refused must not keep the others from being taken; a service that fails is not asked again."""
+        """One that is refused must not keep the others from being taken; a service that fails is not asked again. Nor
+        is anything taken that the reply has no room for: nobody would hear of that lease."""
 
     async def take(self, key: Key, decide: Decide) -> None:
-        unit = await self._store.attempt([key], decide, once=True)
+        unit = await self._store.attempt([key], partial(self._decide_if_it_fits, decide), once=True)
         if unit is not None:
-            self.taken.append(unit[0].row)
+            self._took(unit[0].row)
+
+    def _decide_if_it_fits(self, decide: Decide, rows: list[Row | None]) -> Unit | None:
+        unit = decide(rows)
+        if unit and not self._room.is_for(unit[0].row):
+            self.is_over = True
+            return None
+        return unit
+
+    def _took(self, row: Row) -> None:
+        self.taken.append(row)
+        self._room.give(row)
 
     def note(self, problem: StateError) -> None:
         if self._problem is None or problem.outcome == "unknown":
@@ -122,10 +149,10 @@ class _TakingNow(_Taking):
         """Of each that was taken."""
 
     async def take(self, key: Key, decide: Decide) -> None:
-        added = self._store.attempt_now([key], decide)
+        added = self._store.attempt_now([key], partial(self._decide_if_it_fits, decide))
         if added is not None:
             unit, commit = added
-            self.taken.append(unit[0].row)
+            self._took(unit[0].row)
             self._commits.append(commit)
 
     async def done(self) -> list[Row]:
@@ -278,9 +305,26 @@ class Claims:
         if origin is None or not (sent_again or not store.engine.immediate or store.leases.of_origin(origin)):
             return []
         await store.commits.settled()
-        query = Query(kind=asked.kind.name, limit=asked.request.limit, term=(f"label:{LINK}", f"origin={origin}"))
-        found = await store.look([row.key for row in await store.engine.query(query)])
-        return [row for row in found if row is not None and (LINK, f"origin={origin}") in row.keys.labels]
+        found: list[Row] = []
+        room = _Room(store)
+        async with aclosing(self._of_origin(asked, origin)) as rows:
+            async for row in rows:
+                # Those that have grown beyond a frame since then are not told again: their leases lapse.
+                if len(found) == asked.request.limit or not room.is_for(row):
+                    break
+                found.append(row)
+                room.give(row)
+        return found
+
+    async def _of_origin(self, asked: _Asked, origin: str) -> AsyncGenerator[Row, None]:
+        """The records that a claim has."""
+        label = (LINK, f"origin={origin}")
+        walk = Query(kind=asked.kind.name, limit=queries.FIRST_STEP, term=(f"label:{LINK}", label[1]))
+        async with aclosing(queries.walk_steps(self._store.engine, walk, wanted=asked.request.limit)) as steps:
+            async for rows in steps:
+                for row in await self._store.look([row.key for row in rows]):
+                    if row is not None and label in row.keys.labels:
+                        yield row
 
     # --- waiting ---------------------------------------------------------------------------------------------------
 

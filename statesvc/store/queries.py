@@ -401,23 +401,24 @@ async def steps(
     """The same, as they are fetched. `wanted` is how many the caller is likely to take."""
     order, walk = planned.order, planned.walk
     if after is None or after.key is not None:
-        async for rows in _walk_steps(engine, walk, after, wanted):
+        async for rows in walk_steps(engine, walk, after, wanted):
             yield rows
         after = None
     if order.sort in NULLABLE_SORTS and walk.low is None and walk.high is None:
         lacking = msgspec.structs.replace(walk, missing=True)
-        async for rows in _walk_steps(engine, lacking, after, wanted):
+        async for rows in walk_steps(engine, lacking, after, wanted):
             yield rows
 
 
 def walked(engine: Engine, walk: Query, after: Place | None = None) -> AsyncGenerator[Row, None]:
     """All rows of one walk."""
-    return _one_by_one(_walk_steps(engine, walk, after))
+    return _one_by_one(walk_steps(engine, walk, after))
 
 
-async def _walk_steps(
+async def walk_steps(
     engine: Engine, walk: Query, after: Place | None = None, wanted: int | None = None
 ) -> AsyncGenerator[list[Row], None]:
+    """The same, as they are fetched."""
     order = Order("id" if walk.missing else walk.sort, walk.descending)
     most = MOST_STEP if wanted is None else min(MOST_STEP, wanted + 1)
     step = min(FIRST_STEP, most)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from operator import itemgetter
 from typing import Any
 
+import msgspec
+
+from statesvc.backends.port import Engine
+from statesvc.config import Limits
+from statesvc.store.listing import ENVELOPE_BYTES
 from tests.engines.addresses import address_of
+from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Talker
 
 
@@ -110,6 +118,68 @@ async def test_a_claim_whose_reply_was_lost_is_found_again(daemon: Daemon):
     assert found["jobs"] == first["jobs"]
     (other,) = (await again.ok("claim", seq=2, floor=2))["jobs"]
     assert other["uuid"] != first["jobs"][0]["uuid"]
+
+
+SMALL_FRAMES = Limits(frame_bytes=65_536, record_bytes=65_536 - ENVELOPE_BYTES)
+
+
+async def jobs_in_one_frame(client: Talker, **request: Any) -> list[dict[str, Any]]:
+    """What a claim got; its reply has to keep to the frame that every reply keeps to."""
+    client.send({"op": "claim", "filter": {}, "limit": 100, **request})
+    line = await client.line()
+    assert len(line) <= SMALL_FRAMES.frame_bytes
+    reply: dict[str, Any] = json.loads(line)
+    assert reply["success"], reply
+    assert reply.get("duplicate", False) is request.get("again", False)
+    return list(reply["jobs"])
+
+
+async def test_a_claim_takes_no_more_than_its_reply_can_show(engine: Engine, start: Start):
+    daemon = await start(engine, limits=SMALL_FRAMES)
+    client = await daemon.client("c", name="w")
+    names = [f"j{number}" for number in range(5)]
+    for name in names:
+        await client.ok("create", job={"uuid": name, "status": "QUEUED", "pad": "x" * 20_000})
+    await daemon.caught_up()
+    first = await jobs_in_one_frame(client, seq=1, floor=1)
+    assert len(first) == 2
+    leased = [name for name in names if "lease" in (await client.ok("get", jobId=name))["job"]]
+    assert sorted(leased) == sorted(job["uuid"] for job in first)
+    await daemon.caught_up()
+    again = await jobs_in_one_frame(await daemon.client("c", name="w"), seq=1, floor=1, again=True)
+    assert sorted(again, key=itemgetter("uuid")) == sorted(first, key=itemgetter("uuid"))
+    others = await daemon.client("o")
+    rest = [await jobs_in_one_frame(others, holder="o") for _ in range(3)]
+    assert [len(jobs) for jobs in rest] == [2, 1, 0]
+    assert sorted(job["uuid"] for jobs in (first, *rest) for job in jobs) == names
+
+
+async def test_a_claim_that_is_found_again_fits_a_frame_though_its_records_have_grown(engine: Engine, start: Start):
+    daemon = await start(engine, limits=SMALL_FRAMES)
+    client = await daemon.client("c", name="w")
+    names = [f"j{number}" for number in range(5)]
+    for name in names:
+        await client.ok("create", job={"uuid": name, "status": "QUEUED"})
+    await daemon.caught_up()
+    assert len(await jobs_in_one_frame(client, seq=1, floor=1)) == 5
+    for name in names:
+        await client.ok("update", jobId=name, job={"pad": "x" * 20_000})
+    await daemon.caught_up()
+    again = await jobs_in_one_frame(await daemon.client("c", name="w"), seq=1, floor=1, again=True)
+    assert len(again) == 2
+
+
+async def test_the_largest_record_there_may_be_can_be_claimed(engine: Engine, start: Start):
+    daemon = await start(engine, limits=SMALL_FRAMES)
+    client = await daemon.client("c", name="w")
+    envelope = len(msgspec.json.encode((await client.ok("create", job={"uuid": "j", "status": "QUEUED"}))["job"]))
+    # A time may take a few bytes more than another; a lease takes more than that.
+    pad = "x" * (SMALL_FRAMES.record_bytes - envelope - len(',"pad":""') - 32)
+    await client.ok("update", jobId="j", job={"pad": pad})
+    await daemon.caught_up()
+    (job,) = await jobs_in_one_frame(client)
+    assert job["pad"] == pad
+    assert len(msgspec.json.encode(job)) > SMALL_FRAMES.record_bytes
 
 
 async def test_claims_and_silent_writes_share_a_connection(daemon: Daemon):
