@@ -144,7 +144,7 @@ class Server:
             AdministrationHandlers(self._store, self._administration, self._upkeep.sweep),
             self._pools,
             self._health,
-            Watching(limits.watches, limits.watch_behind),
+            Watching(limits.watches, limits.watch_behind, limits.output_bytes),
         )
         self._admins = identities.admin_uids(settings.access)
         self._connections: set[Connection] = set()

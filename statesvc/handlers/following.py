@@ -3,8 +3,9 @@
 Owns the life of a watch: its reply, its lines, its end. Must not decide which events pass or what they look like.
 
 A watch reads the log by itself, from its own cursor, and only while its connection takes what it is sent: nothing is
-kept for a watcher that does not read. It ends with a failure line when it fell too far behind, when the log it needs is
-gone or when the engine fails; the connection goes on.
+kept for a watcher that does not read. Its filter is kept for as long as it lives, and has a bound. It ends with a
+failure line when it fell too far behind, when the log it needs is gone or when the engine fails; the connection goes
+on.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from statesvc_client import wire
 from statesvc_client.errors import BadRequest, Busy, NotFound, Unavailable
-from statesvc_client.wire import printable
+from statesvc_client.wire import Fields, printable
 
 from ..answers import Answer, Handler, Session, replied, succeeded
 from ..backends.port import LogEntry
@@ -29,6 +32,9 @@ from .records import Fail
 CHUNK_BYTES = 64 * 1024
 """Lines handed to the connection at a time; it is over its bound by so much at most, or by one line."""
 
+VALUE_BYTES = 64
+"""What a value of a filter takes besides its text, about."""
+
 
 class Watching(NamedTuple):
     """Bounds on watches."""
@@ -37,6 +43,8 @@ class Watching(NamedTuple):
     """Watches of one connection."""
     behind: int = 10_000
     """Changes that may happen while a watcher takes nothing."""
+    filter_bytes: int = 1024 * 1024
+    """What the filters of all watches of one connection may take."""
 
 
 class FollowHandlers:
@@ -58,15 +66,27 @@ class FollowHandlers:
             raise BadRequest("a watch of this connection has the same requestId: give each its own")
         if len(session.watches) >= self._bounds.most:
             raise Busy(f"this connection has {self._bounds.most} watches, which is the limit: end one first")
+        kept_bytes = self._weighed(request, session)
         sieve = self._feed.sieve(request.kind, request.filter)
         bookmark = await self._feed.begin(request.after)
         if session.is_leaving:
             raise Unavailable("this connection ends: watch on another one")
-        watch = Watch(request, session, self._feed, sieve, bookmark, self._bounds.behind, self._fail)
+        watch = Watch(request, session, self._feed, sieve, kept_bytes, bookmark, self._bounds.behind, self._fail)
         session.watches[request.request_id] = watch
         answer = replied(succeeded(request, cursor=bookmark.text), request)
         answer.sent = watch.start
         return answer
+
+    def _weighed(self, request: wire.Watch, session: Session) -> int:
+        """What its filter takes. It stays for as long as the watch does, and connections may be many."""
+        most, size = self._bounds.filter_bytes, filter_bytes(request.filter)
+        if size > most:
+            raise BadRequest(f"the filter takes about {size} bytes; the limit is {most}: shorten it")
+        taken = size + sum(watch.kept_bytes for watch in session.watches.values() if isinstance(watch, Watch))
+        if taken > most:
+            would = f"the filters of this connection's watches would take about {taken} bytes"
+            raise Busy(f"{would}; the limit is {most}: end one first, or watch on another connection")
+        return size
 
     def _unwatch(self, request: wire.Unwatch, session: Session) -> Answer:
         """Nothing is sent for a watch that was ended, so the reply comes behind its last line."""
@@ -84,6 +104,14 @@ class FollowHandlers:
         return replied(reply, request)
 
 
+def filter_bytes(given: Fields | None) -> int:
+    """About what a filter takes in memory. A sign inside a text may count for a value: too much is better than less."""
+    if not given:
+        return 0
+    text = msgspec.json.encode(given)
+    return len(text) + VALUE_BYTES * sum(map(text.count, b",[{"))
+
+
 class Watch:
     """One watch of one connection."""
 
@@ -93,14 +121,17 @@ class Watch:
         session: Session,
         feed: Feed,
         sieve: Sieve,
+        kept_bytes: int,
         bookmark: Bookmark,
         behind: int,
         fail: Fail,
     ) -> None:
-        self._request = request
+        # The line about its end repeats no more of the request: the rest may be as long as a frame.
+        self._request = wire.Watch(request_id=request.request_id, kind=request.kind)
         self._session = session
         self._feed = feed
         self._sieve = sieve
+        self.kept_bytes = kept_bytes
         self._bookmark = bookmark
         self._behind = behind
         self._fail = fail

@@ -142,6 +142,17 @@ def test_nesting_a_million_deep_is_refused(folder):
         assert client.reply()["code"] == "too_large"
 
 
+def test_watches_whose_requests_are_large_cost_a_bounded_amount(folder):
+    with serving(folder, backend="memory") as daemon, daemon.connect() as client:
+        much = "x" * (4 * MIB)
+        with memory_bounded(daemon, 8 * FRAME):
+            for number in range(32):
+                assert client.ask("watch", requestId=number, timestamp=much)["success"]
+                reply = client.ask("watch", requestId=f"{number}", filter={"where": {"/x": much}})
+                assert (reply["success"], reply["code"]) == (False, "bad_request")
+        assert_served(daemon)
+
+
 # --- never reading -------------------------------------------------------------------------------------------------
 
 

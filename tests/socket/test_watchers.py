@@ -228,6 +228,35 @@ async def test_a_connection_has_a_bounded_number_of_watches_each_with_its_own_id
     assert {line["requestId"] for line in await talker.receive_all(2)} == {"two", "three"}
 
 
+async def test_the_filters_of_a_connections_watches_have_a_bound_together(engine: Engine, start: Start):
+    daemon = await start(engine, limits=Limits(output_bytes=4096))
+    talker, other, writer = [await daemon.client(None) for _ in range(3)]
+    large = {"where": {"/x": "y" * 1500}}
+    for id in ("one", "two"):
+        await talker.ok("watch", requestId=id, filter=large)
+    code, error = await talker.refused("watch", requestId="three", filter=large)
+    assert code == "busy"
+    assert "the limit is 4096: end one first" in error
+    await talker.ok("watch", requestId="small", filter={"ids": ["a"]})
+    await other.ok("watch", requestId="of another", filter=large)
+    await writer.ok("create", job={"uuid": "a", "x": "y" * 1500})
+    assert {line["requestId"] for line in await talker.receive_all(3)} == {"one", "two", "small"}
+    assert (await other.receive())["requestId"] == "of another"
+    await talker.ok("unwatch", watch="one")
+    await talker.ok("watch", requestId="three", filter=large)
+
+
+@pytest.mark.parametrize("value", ["y" * 4096, [[]] * 100], ids=["long", "many"])
+async def test_a_filter_that_no_connection_may_keep_is_refused(engine: Engine, start: Start, value: Any):
+    daemon = await start(engine, limits=Limits(output_bytes=4096))
+    talker = await daemon.client(None)
+    code, error = await talker.refused("watch", filter={"where": {"/x": value}})
+    assert code == "bad_request"
+    assert "the limit is 4096" in error
+    assert with_watches(daemon) == []
+    assert (await talker.ok("list", filter={"where": {"/x": value}}))["jobs"] == []
+
+
 async def test_more_watches_than_take_their_turn_at_once_are_all_served(daemon: Daemon):
     talker, writer = await daemon.client(None), await daemon.client(None)
     for id in range(60):
