@@ -188,9 +188,10 @@ class Claims:
         connection, which ends them when it is gone."""
         self._store.check_thawed()
         asked = self._read(request, caller)
+        server = self._store.engine.server
         found = await self._taken_before(asked, sent_again=request.again or replayed)
         if found:
-            await self._store.engine.assure()
+            await self._store.engine.assure(server)
             return Claimed(found, duplicate=True)
         if replayed:
             raise Conflict(f"claim {request.seq} came before on this connection and was answered then")

@@ -94,7 +94,8 @@ def read_filter(given: Fields | None) -> Filter:
         known = _KNOWN.get(name.lower())
         if known is None:
             raise BadRequest(f"unknown filter {printable(name)}; known: {' '.join(Filter.__struct_encode_fields__)}")
-        named[known] = value
+        if named.setdefault(known, value) != value:
+            raise BadRequest(f"filter: {known} is given twice, in two spellings")
     try:
         wanted = msgspec.convert(named, Filter)
     except msgspec.ValidationError as problem:

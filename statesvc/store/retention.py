@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from statesvc_client.errors import StateError
+
 from ..backends.port import REMOVED, Key, LogKept, Place, Query, Row, SortField, Unit, Write, sort_key
 from . import own, writes
 from .clock import SECOND
@@ -32,6 +34,10 @@ _AGES: tuple[SortField, ...] = ("completed", "deleted")
 SHARE = 0.25
 SHARE_IN_A_HURRY = 0.5
 """Part of the time that removing may take: after a step it rests, so that others are served as if nothing happened."""
+
+
+FAILED_SECONDS = 10.0
+"""Until it is tried again after a failure: a damaged file stays damaged, and each try is told."""
 
 
 class Kept(NamedTuple):
@@ -70,17 +76,25 @@ class Retention:
         began = clock.steady()
         if began < self._rest_until or (not self.busy and began < self._next):
             return 0, 0
-        await self._put_right()
-        buried, more_ended = await self._bury()
-        removed, more_tombstones = await self._remove()
-        more_log = await self._store.engine.compact(self._log_kept())
-        self.busy = more_ended or more_tombstones or more_log
+        try:
+            buried, removed = await self._remove_some()
+        except StateError:
+            self._rest_until = clock.steady() + FAILED_SECONDS
+            raise
         ended = clock.steady()
         if not self.busy:
             self._next, self._hurried = ended + self._kept.interval_seconds, False
         else:
             share = SHARE_IN_A_HURRY if self._hurried else SHARE
             self._rest_until = ended + (ended - began) * (1 / share - 1)
+        return buried, removed
+
+    async def _remove_some(self) -> tuple[int, int]:
+        await self._put_right()
+        buried, more_ended = await self._bury()
+        removed, more_tombstones = await self._remove()
+        more_log = await self._store.engine.compact(self._log_kept())
+        self.busy = more_ended or more_tombstones or more_log
         return buried, removed
 
     def _log_kept(self) -> LogKept:

@@ -116,6 +116,7 @@ async def test_a_star_counts_records_by_kind_and_leaves_out_the_daemons_own(daem
         ({"kind": "*", "by": "status"}, "neither filter nor by"),
         ({"kind": "*", "filter": {"status": "RUNNING"}}, "neither filter nor by"),
         ({"filter": {"colour": "red"}}, "unknown filter colour"),
+        ({"filter": {"status": "RUNNING", "Status": "FAILED"}}, "status is given twice, in two spellings"),
         ({"kind": "Not A Kind"}, "kind must be"),
     ],
 )

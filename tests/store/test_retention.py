@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
+from statesvc.backends.port import LogKept
 from statesvc.store.batches import Bar
 from statesvc.store.checking import check
 from statesvc.store.clock import SECOND
+from statesvc.store.retention import FAILED_SECONDS
 from statesvc_client import wire
+from statesvc_client.errors import Internal
 from tests.store.conftest import DAY, World
 
 
@@ -124,6 +129,26 @@ async def test_retention_begins_by_itself_and_rests_in_between(world: World):
     await ended(world, "old-2", 31)
     assert (await world.pass_by(30)).buried == 0
     assert (await world.pass_by(40)).buried == 1
+
+
+async def test_it_rests_after_a_failure(world: World, monkeypatch: pytest.MonkeyPatch):
+    """A damaged file stays damaged, and every try is told."""
+    tries: list[LogKept] = []
+
+    async def damaged(keep: LogKept) -> bool:
+        tries.append(keep)
+        raise Internal("log.db is damaged")
+
+    monkeypatch.setattr(world.engine, "compact", damaged)
+    world.clock.forward(61)
+    for _ in range(3):
+        with suppress(Internal):
+            await world.round()
+    assert len(tries) == 1
+    world.clock.forward(FAILED_SECONDS)
+    with pytest.raises(Internal):
+        await world.round()
+    assert len(tries) == 2
 
 
 async def test_a_frozen_store_is_left_alone(world: World):
