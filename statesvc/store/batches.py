@@ -214,7 +214,10 @@ class GroupCommit:
     def _done(self, batch: Batch, results: list[Result]) -> None:
         self._forget_pending(batch)
         batch.settle(results, None)
-        self.committed(batch.applied_units())
+        try:
+            self.committed(batch.applied_units())
+        except Exception:  # a bug there must not leave this batch, and all that follow, without an answer
+            log.exception("commit_not_taken")
         if failpoints.armed:
             failpoints.reach("reply.before")
         batch.tell()
