@@ -22,6 +22,7 @@ from tests.daemon.harness import Client, Daemon, Reply, environment, until
 from tests.daemon.jobs import fill, finished, jobs_of, names
 from tests.daemon.load import Writer, writing
 from tests.faults.program import scratch
+from tests.sqlite.filling import damage
 
 JOBS = 1500
 """A snapshot of these has several blocks."""
@@ -292,6 +293,63 @@ def test_a_kill_at_any_moment_of_a_restore_leaves_the_old_store_or_the_new_one(f
         assert daemon.stop() == 0
     with capsys.disabled():
         print(f"\n{len(seen)} kills during restores left the stores of {seen} jobs")
+
+
+# --- repairs ---------------------------------------------------------------------------------------------------------
+
+
+def told_of(client: Client) -> dict[str, Any]:
+    """Every record, with its history."""
+    client.hello()
+    return {
+        name: (client.ask("get", jobId=name)["job"], client.ask("history", jobId=name)["events"])
+        for name in jobs_of(client)
+    }
+
+
+@pytest.fixture
+def damaged(filled) -> tuple[Path, dict[str, Any]]:
+    """A store whose log was cut, with a damaged page of records that the log has; and what was told of it before."""
+    settings: dict[str, Any] = {"retention__log_seconds": 0.01, "retention__interval_seconds": 3600}
+    with Daemon(filled, settings=settings).serving() as daemon, daemon.connect() as client:
+        client.hello("w")
+        assert create(client, "last", 1)["success"]
+        assert client.ask("sweep")["success"]
+        client.send(*({"op": "create", "job": {"uuid": f"new-{n}", "pad": "x" * 600}} for n in range(FEW)))
+        assert all(client.reply()["success"] for _ in range(FEW))
+        expected = told_of(client)
+        assert daemon.stop() == 0
+    assert expected["new-0"][1]
+    damage(daemon.data / "state.db", "record", which=-1)
+    return filled, expected
+
+
+def repaired(folder: Path, **settings: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "statesvc", "check", "--repair", "--offline", "--data", str(folder / "data")],
+        env=environment(**settings), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("by_command", [True, False], ids=["the command again", "a start"])
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [
+        *(("restore.complete", 1), ("restore.placing", 1)),
+        # The first is the copy of what can be read, the second what the kept log brings to it.
+        *(("apply.before", 2), ("apply.inside", 2), ("apply.after", 2)),
+    ],
+)
+def test_a_repair_that_was_killed_is_finished_by_whoever_opens_the_store_next(damaged, point, nth, by_command):
+    folder, expected = damaged
+    cut_off = repaired(folder, failpoints=f"{point}=kill@{nth}")
+    assert cut_off.returncode == KILLED, cut_off.stderr
+    if by_command:
+        assert repaired(folder).returncode == 0
+    with Daemon(folder).serving() as daemon, daemon.connect() as client:
+        assert told_of(client) == expected
+        assert client.ask("check")["problems"] == []
+        assert daemon.stop() == 0
 
 
 # --- moves to another store ------------------------------------------------------------------------------------------

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import deque
 
 import pytest
 
+from statesvc.backends.sqlite.paths import Paths
+from statesvc.backends.sqlite.salvaging import salvage
 from tests.faults import program
-from tests.faults.power.campaign import Share, Tally, run
+from tests.faults.power.campaign import Share, Tally, points, run
 from tests.faults.power.disk import ALL, NOTHING, AnyLoss, Disk
-from tests.faults.power.operations import ROOT, Naming, Recording, Sync, Truncate, Write
-from tests.faults.power.recordings import record, record_after_failed_sync
+from tests.faults.power.judging import lay_out
+from tests.faults.power.operations import ROOT, Naming, Phase, Recording, Sync, Truncate, Write, read_image
+from tests.faults.power.recordings import Left, record, record_after_failed_sync, record_again
 from tests.faults.power.tracing import NotExact, Tracer, run_traced
 
 pytestmark = [
@@ -67,6 +71,31 @@ def test_what_a_failed_sync_left_out_is_not_trusted_by_the_next_start(scratch):
     life = record_after_failed_sync(scratch, "1")
     assert len(life.before["state.db-wal"] or b"") <= WAL_HEADER_BYTES, "nothing was left out"
     assert attacked(scratch, life).problems == []
+
+
+def salvaged(scratch, life: Recording) -> Left:
+    """The store that a life left in good order, with the new state of a repair in its place that went no further."""
+    point = deque(points(life), maxlen=1)[0]
+    lay_out(point.disk.everything(), scratch / "salvaged")
+    paths = Paths.below(scratch / "salvaged")
+    assert "were written into a new file" in salvage(paths, "FULL", "as if it were damaged")
+    return Left(life.name, life.durability, read_image(paths.folder), tuple(point.said))
+
+
+def opening_of(recording: Recording) -> Recording:
+    """Only what is done until the store is open."""
+    _, end, *_ = (number for number, each in enumerate(recording.operations) if isinstance(each, Phase))
+    return recording._replace(operations=recording.operations[:end])
+
+
+def test_a_power_loss_in_the_first_start_behind_a_repair_leaves_all_that_was_promised(scratch):
+    """What the kept log has is replayed then, over what it has led to already."""
+    left = salvaged(scratch, record(scratch, "kills", "disk", "1"))
+    (start,) = record_again(scratch, [left], "1")
+    tally = attacked(scratch, opening_of(start), states=2 * STATES)
+    assert tally.problems == []
+    assert {"state.db-wal", "rename state.watermark"} <= tally.places.keys()
+    assert "torn" in tally.faults
 
 
 # --- bugs that it has to see ---------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from statesvc.backends.sqlite import SqliteEngine
 from statesvc.backends.sqlite.files import open_writer
 from tests.engines.rows import row
 
+PAGE_BYTES = 4096
+
 EVERYTHING_OLD = LogKept(since=1 << 60, most_bytes=1 << 40)
 
 
@@ -74,6 +76,18 @@ def change(path: Path, sql: str, *values: Any) -> None:
 def look(path: Path, sql: str, *values: Any) -> Any:
     with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
         return db.execute(sql, values or None).get
+
+
+def pages_of(path: Path, name: str) -> list[int]:
+    """Leaf pages of a table or an index."""
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+        return [
+            page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'", (name,))
+        ]
+
+
+def damage(path: Path, name: str, which: int = 0) -> None:
+    flip(path, (pages_of(path, name)[which] - 1) * PAGE_BYTES + 2000)
 
 
 def flip(path: Path, at: int) -> None:

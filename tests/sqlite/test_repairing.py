@@ -6,24 +6,28 @@ import asyncio
 import re
 import shutil
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
 import pytest
 
-from statesvc.backends.port import DataCorrupt, Event, LogKept, Query, Row
-from statesvc.backends.sqlite import SqliteEngine
+from statesvc.backends.port import DataCorrupt, Event, LogKept, Query, Row, Write
+from statesvc.backends.sqlite import SqliteEngine, opening
 from statesvc.backends.sqlite.files import open_writer
 from statesvc.backends.sqlite.offline import check_folder, repair_folder
-from statesvc.backends.sqlite.state import decode_row
+from statesvc.backends.sqlite.paths import Paths, sides
+from statesvc.backends.sqlite.salvaging import salvage
+from statesvc.backends.sqlite.state import StateFile, decode_row
 from statesvc.backends.sqlite.storing import columns_of
 from statesvc.process.errors import AlreadyRunning
+from statesvc_client.errors import NoSpace
 from tests.engines.rows import after, buried, hidden, removed
-from tests.sqlite.filling import change, compact, content, create, flip, look, opened
+from tests.sqlite.filling import change, compact, content, crashed, create, damage, look, opened
 
 JOBS = 40
-PAGE_BYTES = 4096
 
 
 @pytest.fixture
@@ -299,18 +303,6 @@ async def test_the_check_finds_nothing_while_others_write(tmp_path):
 # --- damaged pages -------------------------------------------------------------------------------------------------
 
 
-def pages_of(path: Path, name: str) -> list[int]:
-    """Leaf pages of a table or an index."""
-    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
-        return [
-            page for (page,) in db.execute("SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf'", (name,))
-        ]
-
-
-def damage(path: Path, name: str, which: int = 0) -> None:
-    flip(path, (pages_of(path, name)[which] - 1) * PAGE_BYTES + 2000)
-
-
 @pytest.mark.parametrize("name", ["record", "record_key", "label", "history", "fact", "sqlite_schema"])
 async def test_a_state_with_a_damaged_page_is_made_again_from_a_complete_log(store, name):
     before = await seen(store)
@@ -340,11 +332,99 @@ async def test_records_on_a_damaged_page_are_taken_from_the_kept_log(cut_store):
             await create(engine, [f"new-{number}"], at=50)
     before = await seen(cut_store)
     damage(cut_store / "state.db", "record", which=-1)
-    done = repair_folder(cut_store)
-    assert done[0].startswith("state.db had damaged pages")
-    assert any("was taken from the log again" in text for text in done[1:])
+    (done,) = repair_folder(cut_store)
+    assert re.match(r"state\.db had damaged pages: its \d+ intact records .* new file, \d+ more were taken from", done)
     assert check_folder(cut_store) == []
     assert await seen(cut_store) == before
+
+
+@pytest.fixture
+async def churned_store(cut_store) -> Path:
+    """One whose kept log tells of every way a record can go, some of them old ones."""
+    async with opened(cut_store) as engine:
+        rows = {name: row for (_, name), row in (await content(engine)).items()}
+        changed = after(rows["job-00"], node="n3", labels=(("team", "red"), ("team", "green")))
+        again, born = (Write(rows[name], None, Event("created", 50)) for name in ("job-02", "job-04"))
+        grown = after(again.row)
+        for step in (
+            *(changed, after(changed.row), hidden(rows["job-01"], token=9)),
+            *(removed(rows["job-02"]), again, grown, removed(grown.row)),
+            *(buried(rows["job-03"]), removed(rows["job-04"]), born),
+        ):
+            assert await engine.commit([(step,)]) == ["applied"]
+        await create(engine, ["job-05b"])
+    return cut_store
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_the_kept_log_replayed_over_what_it_has_led_to_changes_nothing(churned_store, is_cut_off, monkeypatch):
+    """However small the steps are, and if it is cut off between any two of them."""
+    before = await seen(churned_store)
+    salvage(Paths.below(churned_store), "FULL", "as if it were damaged")
+    monkeypatch.setattr(opening, "REPLAY_ENTRIES", 1)
+    if is_cut_off:
+        with monkeypatch.context() as full:
+            full.setattr(StateFile, "apply", fails_behind_one())
+            for _ in range(look(churned_store / "log.db", "SELECT count(*) FROM batch") - 1):
+                with pytest.raises(NoSpace):
+                    check_folder(churned_store)
+    assert await seen(churned_store) == before
+    assert check_folder(churned_store) == []
+
+
+def fails_behind_one() -> Any:
+    """An `apply` that finds the disk full every second time."""
+    truly, times = StateFile.apply, count()
+
+    def apply(state: StateFile, *arguments: Any) -> None:
+        if next(times) % 2:
+            raise apsw.FullError("disk full")
+        truly(state, *arguments)
+
+    return apply
+
+
+async def test_what_the_new_state_is_to_be_brought_up_to_is_on_the_disk_before_it_at_level_os_too(cut_store):
+    async with opened(cut_store, durability="os") as engine:
+        await create(engine, ["late"])
+        left = crashed(cut_store, cut_store.with_name("left"))
+    salvage(Paths.below(left), "NORMAL", "as if it were damaged")
+    for side in sides(left / "log.db"):
+        side.unlink(missing_ok=True)  # nothing of the log is there alone
+    async with opened(left, durability="os") as engine:
+        assert engine.peek(("job", "late")) is not None
+        assert [entry.row.id for entry in await engine.history(("job", "late"), "", 100)] == ["late"]
+        assert await engine.check() == []
+
+
+async def assert_refused_and_left(folder: Path, why: str) -> None:
+    before = {name: (folder / name).read_bytes() for name in ("state.db", "log.db")}
+    with pytest.raises(DataCorrupt, match=why):
+        repair_folder(folder)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert not (folder / "incoming").exists()
+
+
+async def test_a_damaged_state_beside_a_log_that_lost_its_tail_is_left_as_it_is(cut_store):
+    shutil.copy(cut_store / "log.db", cut_store.with_name("early"))
+    async with opened(cut_store) as engine:
+        await create(engine, ["late"])
+    shutil.copy(cut_store.with_name("early"), cut_store / "log.db")
+    (cut_store / "watermark").unlink()
+    damage(cut_store / "state.db", "record_created")
+    await assert_refused_and_left(cut_store, "tail is lost")
+
+
+async def test_a_damaged_state_that_was_at_another_entry_than_the_log_has_is_left_as_it_is(cut_store):
+    change(cut_store / "state.db", "UPDATE fact SET value = x'00' WHERE name = 'applied_digest'")
+    damage(cut_store / "state.db", "record_created")
+    await assert_refused_and_left(cut_store, "disagree about entry")
+
+
+async def test_a_damaged_state_beside_a_log_that_cannot_be_replayed_is_left_as_it_is(cut_store):
+    change(cut_store / "log.db", "UPDATE batch SET payload = CAST(payload || x'00' AS BLOB) WHERE entries = 1")
+    damage(cut_store / "state.db", "record_created")
+    await assert_refused_and_left(cut_store, r"log\.db.* does not match its checksum")
 
 
 async def test_records_on_a_damaged_page_that_nothing_else_has_are_named_and_the_files_left_as_they_are(cut_store):

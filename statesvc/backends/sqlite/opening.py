@@ -83,9 +83,11 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
     files = Files(log_file, state)
     try:
         with _named(paths.folder, CUT_CURE if log_file.start.position else STATE_CURE):
-            _replay(files, paths, stopped)
+            refuse_out_of_step(log_file, state.applied, paths)
             if log_file.start.position and not state.secured:
-                state.secure()  # without a mark, a torn WAL could not be told from a damaged one
+                # Before its first write: without a mark, a WAL that is torn could not be told from a damaged one.
+                state.secure()
+            _replay(files, stopped)
             log_file.note_level()
             sync_folder(paths.folder)
     except BaseException:
@@ -178,20 +180,28 @@ def remove_state(paths: Paths) -> None:
         sync_folder(paths.folder)
 
 
-def _replay(files: Files, paths: Paths, stopped: Event) -> None:
-    """Apply what the log has and the state has not."""
-    applied, end = files.state.applied, files.log.end
-    if applied.position > end.position:
+def refuse_out_of_step(log_file: LogFile, applied: End, paths: Paths) -> None:
+    """The log must have the entry that the state is at, and all behind it."""
+    start, end = log_file.start.position, log_file.end.position
+    if applied.position > end:
         raise DataCorrupt(
-            f"{paths.state} has applied entry {applied.position}, but {paths.log} ends at {end.position}: "
+            f"{paths.state} has applied entry {applied.position}, but {paths.log} ends at {end}: "
             "the log's tail is lost; bring back a copy"
         )
-    known = files.log.digest_at(applied.position)
-    if applied.position >= files.log.start.position and known != applied.digest:
+    if applied.position < start:
+        raise DataCorrupt(
+            f"{paths.state} has applied entry {applied.position}, but {paths.log} is kept from entry {start + 1} on: "
+            "restore a snapshot or bring back a copy"
+        )
+    if log_file.digest_at(applied.position) != applied.digest:
         raise DataCorrupt(f"{paths.state} and {paths.log} disagree about entry {applied.position}")
-    replayed = _apply_behind(files, applied, stopped)
+
+
+def _replay(files: Files, stopped: Event) -> None:
+    """Apply what the log has and the state has not."""
+    replayed = _apply_behind(files, files.state.applied, stopped)
     if replayed:
-        log.info("log_replayed", entries=replayed, position=end.position)
+        log.info("log_replayed", entries=replayed, position=files.log.end.position)
 
 
 def _apply_behind(files: Files, applied: End, stopped: Event) -> int:

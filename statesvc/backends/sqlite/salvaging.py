@@ -1,8 +1,10 @@
 """A state file with damaged pages: what is intact in it goes into a new file, or all of it is made again from the log.
 
-Owns the way from a damaged state.db to a sound one. Must not know indexes and history: repairing.py makes those again
-afterwards. Nothing is thrown away: if a record would be missing afterwards, the files are left as they are and it is
-named.
+Owns the way from a damaged state.db to a sound one. Must not know indexes and history. Nothing is thrown away: if a
+record would be missing afterwards, the files are left as they are and it is named.
+
+The new file says that nothing of the kept log is applied to it. So whoever opens it next replays all of that, which
+brings back the history and what could not be read; until then nobody is served from it, whatever ends the repair.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import Newest, intact_row
 from .files import is_damage, open_reader
-from .log import Change, LogFile
-from .opening import remove_state
+from .log import Change, End, LogFile
+from .opening import refuse_out_of_step, remove_state
 from .paths import Paths
 from .restoring import FILL_ROWS, clear, declare_complete, put_in_place
 from .state import StateFile, TornState
@@ -65,13 +67,17 @@ def _known_applied(paths: Paths) -> int:
 
 
 def _made_from_itself(log: LogFile, paths: Paths, why: str) -> str:
+    newest = Newest((0, change) for _, changes in log.batches(log.start) for change in changes)
     old = StateFile(paths.state, log.epoch, log.start, new=False, take_torn=True)
     try:
+        refuse_out_of_step(log, old.applied, paths)
+        log.settle()  # the new file has more than it says: at level os a power loss could take that from the log
         rows = _Rows(old.db)
         clear(paths)
         paths.incoming.mkdir(mode=0o700)
-        kept = _copy(rows, StateFile(paths.incoming / paths.state.name, log.epoch, log.start, new=True), old)
-        _refuse_losses(rows.lost_keys(), log, paths, why)
+        kept = _copy(rows, StateFile(paths.incoming / paths.state.name, log.epoch, log.start, new=True), log.start)
+        lost = rows.lost_keys()
+        _refuse_losses(lost, newest, paths, why)
     except BaseException:
         clear(paths)
         raise
@@ -79,11 +85,13 @@ def _made_from_itself(log: LogFile, paths: Paths, why: str) -> str:
         old.abandon()
     declare_complete(paths, paths.state)
     put_in_place(paths)
-    return f"{paths.state.name} had damaged pages: its {kept} intact records were written into a new file"
+    rest = f", {len(lost)} more were taken from the log" if lost else ""
+    return f"{paths.state.name} had damaged pages: its {kept} intact records were written into a new file{rest}"
 
 
-def _copy(rows: _Rows, new: StateFile, old: StateFile) -> int:
-    """Write what can be read into a new file; returns how many records that are."""
+def _copy(rows: _Rows, new: StateFile, start: End) -> int:
+    """Write what can be read into a new file, to which the log is to be applied from here on; returns how many records
+    that are."""
     kept = 0
     waiting = Waiting()
     try:
@@ -96,7 +104,7 @@ def _copy(rows: _Rows, new: StateFile, old: StateFile) -> int:
             if waiting.entries >= FILL_ROWS:
                 new.apply(waiting, new.applied)
                 waiting = Waiting()
-        new.apply(waiting, old.applied)
+        new.apply(waiting, start)
     except BaseException:
         new.abandon()
         raise
@@ -104,11 +112,8 @@ def _copy(rows: _Rows, new: StateFile, old: StateFile) -> int:
     return kept
 
 
-def _refuse_losses(lost: list[Key], log: LogFile, paths: Paths, why: str) -> None:
-    """What the kept log has comes back when the new file is repaired; what it has not would be gone."""
-    if not lost:
-        return
-    newest = Newest((0, change) for _, changes in log.batches(log.start) for change in changes)
+def _refuse_losses(lost: list[Key], newest: Newest, paths: Paths, why: str) -> None:
+    """What the kept log has comes back when it is replayed; what it has not would be gone."""
     gone = [f"{kind} {name}" for kind, name in lost if not newest.has((kind, name))]
     if gone:
         more = f" and {len(gone) - NAMED} more" if len(gone) > NAMED else ""
