@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from statesvc.backends.port import DataCorrupt, Event, LogKept, Query, Row, Write
-from statesvc.backends.sqlite import SqliteEngine, opening
+from statesvc.backends.sqlite import SqliteEngine, opening, repairing
 from statesvc.backends.sqlite.files import open_writer
 from statesvc.backends.sqlite.offline import check_folder, repair_folder
 from statesvc.backends.sqlite.paths import Paths, sides
@@ -195,6 +196,24 @@ async def test_everything_wrong_at_once_is_made_right_at_once(store):
     assert {FAULTS[name][2] for name in apart} <= set(done)
     assert check_folder(store) == []
     assert await seen(store) == before
+
+
+async def test_a_history_that_cannot_be_made_again_to_its_end_stays_as_it_was(store, monkeypatch):
+    """One entry is missing, of one record. All others must not lose theirs to its repair."""
+    change(store / "state.db", "DELETE FROM history WHERE position = 3")
+    before = await seen(store)
+    truly = repairing._Repair._told
+
+    def until_the_disk_is_full(*arguments: Any) -> Iterator[tuple[int, int]]:
+        yield from islice(truly(*arguments), 10)
+        raise apsw.FullError("disk full")
+
+    with monkeypatch.context() as full:
+        full.setattr(repairing._Repair, "_told", until_the_disk_is_full)
+        (told,) = repair_folder(store)
+    assert "cannot be repaired" in told
+    assert await seen(store) == before
+    assert "the history of all records was made again from the log" in repair_folder(store)
 
 
 async def test_an_index_with_wrong_entries_is_made_again(store):

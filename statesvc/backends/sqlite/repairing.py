@@ -24,7 +24,7 @@ from .state import StateFile
 from .storing import COLUMNS, columns_of, labels_of
 
 CHUNK = 1000
-"""Rows written in one transaction."""
+"""Records written in one transaction."""
 
 
 def repaired(state: StateFile, paths: Paths, faults: list[Fault]) -> list[str]:
@@ -168,12 +168,12 @@ class _Repair:
                     yield place, position
 
     def _write_history(self, rows: Iterator[tuple[int, int]]) -> None:
+        # In one piece, whatever ends it: half a history would be told as if it were all. What does not fit into the
+        # cache waits in the WAL.
         with transaction(self._db):
             self._db.execute("DELETE FROM history")
-        while chunk := list(islice(rows, CHUNK)):
-            with transaction(self._db):
-                self._db.executemany("INSERT INTO history VALUES (?, ?)", chunk)
-            self._state.written()
+            self._db.executemany("INSERT INTO history VALUES (?, ?)", rows)
+        self._state.written()
 
     # --- the rest --------------------------------------------------------------------------------------------------
 
