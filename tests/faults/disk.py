@@ -57,13 +57,17 @@ def fill_up(place: Path) -> Path:
 
 def failing(folder: Path, files: tuple[str, ...], *faults: str, **options: Any) -> Daemon:
     """A daemon, not started, whose system calls on some files of its data folder fail as told."""
+    return Daemon(folder, under=under_faults(folder, files, *faults), **options)
+
+
+def under_faults(folder: Path, files: tuple[str, ...], *faults: str) -> list[str]:
+    """What comes before a command whose system calls on these files are to fail."""
     data = folder / "data"
-    strace = [
+    return [
         "strace", "-f", "-qq", "-o", str(folder / "trace"), "-y",
         *(part for file in files for part in ("-P", str(data / file))),
         "-e", f"trace={SYNCS},{WRITES}", *(part for fault in faults for part in ("-e", f"inject={fault}")),
     ]  # fmt: skip
-    return Daemon(folder, under=strace, **options)
 
 
 @contextmanager

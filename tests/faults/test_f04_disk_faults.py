@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 
 from statesvc.store.places import PART
 from tests.daemon import stores
-from tests.daemon.harness import Client, Daemon, Reply, refused, serving, until
+from tests.daemon.harness import Client, Daemon, Reply, environment, refused, serving, until
 from tests.faults.disk import (
     SYNCS,
     Load,
@@ -23,10 +26,12 @@ from tests.faults.disk import (
     fill_up,
     mounted,
     synced_again,
+    under_faults,
     was_injected,
     written_before_the_first_sync,
 )
 from tests.faults.program import scratch
+from tests.sqlite.filling import change
 
 IO_FAILURE = 74
 NO_ENGINE = 69
@@ -489,3 +494,18 @@ def test_a_store_that_cannot_be_synced_when_it_is_closed_says_so_and_has_everyth
         assert daemon.events("closing_failed")
     assert synced_again(folder) == []
     load.assert_each_write_comes_out_once(folder)
+
+
+@needs_strace
+def test_a_sync_that_fails_in_a_repair_ends_it_and_is_never_tried_again(prepared):
+    change(prepared / "data" / "log.db", "DROP INDEX batch_back")
+    repair = [sys.executable, "-m", "statesvc", "check", "--repair", "--offline", "--data", str(prepared / "data")]
+    # SQLite's own syncs are these: the first is that of the index as it is made.
+    failing_once = under_faults(prepared, LOG, "fdatasync:error=EIO:when=1")
+    options: dict[str, Any] = {"env": environment(), "capture_output": True, "text": True, "timeout": 60}
+    ended = subprocess.run([*failing_once, *repair], check=False, **options)
+    assert ended.returncode != 0
+    assert "disk I/O error" in ended.stderr
+    assert synced_again(prepared) == []
+    done = subprocess.run(repair, check=True, **options)
+    assert json.loads(done.stdout)["problems"] == []

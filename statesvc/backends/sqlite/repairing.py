@@ -15,7 +15,7 @@ import apsw
 from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import STRAYS, Fault, Newest, View, intact_row, missing_indexes
-from .files import in_words, open_writer, transaction
+from .files import in_words, is_damage, open_writer, transaction
 from .log import FORMAT as LOG_FORMAT
 from .log import Change
 from .paths import Paths
@@ -28,7 +28,10 @@ CHUNK = 1000
 
 
 def repaired(state: StateFile, paths: Paths, faults: list[Fault]) -> list[str]:
-    """Do what can be done about faults; each thing done, or found impossible, is one sentence."""
+    """Do what can be done about faults; each thing done, or found impossible, is one sentence.
+
+    Raises `apsw.IOError` when it is the disk that fails: nothing may be built on the files then, or synced again.
+    """
     repair = _Repair(state, paths, faults)
     steps = (
         repair.indexes,
@@ -44,6 +47,8 @@ def repaired(state: StateFile, paths: Paths, faults: list[Fault]) -> list[str]:
         try:
             done += step()
         except apsw.Error as problem:
+            if isinstance(problem, apsw.IOError) and not is_damage(problem):
+                raise
             done.append(f"{paths.state.name} cannot be repaired while it is served: {in_words(problem)}")
             break
     return done
