@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count, islice
@@ -16,8 +17,8 @@ import msgspec
 import pytest
 
 from statesvc.backends.port import DataCorrupt, Event, LogKept, Query, Row, Write
-from statesvc.backends.sqlite import SqliteEngine, opening, repairing
-from statesvc.backends.sqlite.files import open_writer
+from statesvc.backends.sqlite import SqliteEngine, checking, files, opening, repairing
+from statesvc.backends.sqlite.files import Checkpoints, open_writer
 from statesvc.backends.sqlite.offline import check_folder, repair_folder
 from statesvc.backends.sqlite.paths import Paths, sides
 from statesvc.backends.sqlite.salvaging import salvage
@@ -317,6 +318,34 @@ async def test_the_check_finds_nothing_while_others_write(tmp_path):
             assert await engine.check() == []
         done.set()
         await writing
+
+
+@pytest.mark.parametrize("look", ["check", "repair"])
+async def test_commits_and_checkpoints_do_not_wait_for_a_look_at_the_whole(store, look, monkeypatch):
+    change(store / "state.db", "DELETE FROM history WHERE position = 3")
+    monkeypatch.setattr(Checkpoints, "PAGES", 8)
+    # Waiting for readers to let go would take this long each time.
+    monkeypatch.setattr(files, "BUSY_MILLISECONDS", 100_000)
+    begun, go_on = threading.Event(), threading.Event()
+    held = {"check": (checking, "_in_records"), "repair": (repairing._Repair, "_told")}[look]
+    truly = getattr(*held)
+
+    def held_up(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return truly(*arguments)
+
+    async with opened(store, apply_seconds=0.001 if look == "check" else 600) as engine:
+        monkeypatch.setattr(*held, held_up)
+        looking = asyncio.create_task(getattr(engine, look)())
+        assert await asyncio.to_thread(begun.wait, 30)
+        try:
+            for number in range(200):
+                await create(engine, [f"late-{number:03d}"], pad=2000)
+        finally:
+            go_on.set()
+        assert await looking
+        assert not engine._files.log.views | engine._files.state.views
 
 
 # --- damaged pages -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import apsw
 import msgspec
 
 from ..port import REMOVED, DataCorrupt, Key, Row
-from .files import Format, in_words, open_reader
+from .files import DatabaseFile, Format, in_words, open_reader
 from .log import FORMAT as LOG_FORMAT
 from .log import Change, End, read_batches
 from .paths import Paths
@@ -41,13 +41,17 @@ class Fault(NamedTuple):
 class View:
     """Both files at one moment: the log has everything the state has applied."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, *files: DatabaseFile) -> None:
+        """`files`: where they are open for writing, so that nobody who writes waits for the view to end."""
         self.paths = paths
+        self._views_of = [file.views for file in files]
         self.state = open_reader(paths.state)
         self.log = open_reader(paths.log)
 
     def __enter__(self) -> Self:
         try:
+            for views in self._views_of:
+                views.add(self)
             for db in (self.state, self.log):
                 db.execute("BEGIN")
             facts = dict(self.state.execute("SELECT name, value FROM fact"))
@@ -66,6 +70,8 @@ class View:
     def close(self) -> None:
         self.state.close()
         self.log.close()
+        for views in self._views_of:
+            views.discard(self)
 
     def changes(self) -> Iterator[tuple[int, Change]]:
         """What the kept log says up to where the state is, with positions, checked against the chain."""
@@ -80,17 +86,17 @@ class View:
             raise DataCorrupt(f"{self.paths.log.name}: {in_words(problem)}") from None
 
 
-def problems(paths: Paths) -> list[str]:
+def problems(paths: Paths, *files: DatabaseFile) -> list[str]:
     """Everything that does not fit together, in words."""
-    return [fault.text for fault in faults(paths)]
+    return [fault.text for fault in faults(paths, *files)]
 
 
-def faults(paths: Paths) -> list[Fault]:
+def faults(paths: Paths, *files: DatabaseFile) -> list[Fault]:
     looks: tuple[Callable[[View], Iterator[Fault]], ...]
     looks = (_in_log_file, _in_state_file, _missing_indexes, _in_records, _strays, _against_the_log)
     found: list[Fault] = []
     try:
-        with View(paths) as view:
+        with View(paths, *files) as view:
             for look in looks:
                 found += _guarded(look, view)
     except (apsw.Error, KeyError) as problem:

@@ -474,19 +474,19 @@ class SqliteEngine(Engine):
     async def check(self) -> list[str]:
         self._check_usable()
         await self._everything_applied()
-        return await asyncio.to_thread(problems, self._paths)
+        return await asyncio.to_thread(problems, self._paths, *self._files)
 
     async def repair(self) -> list[str]:
         async with self._tending:
             self._check_usable()
             await self._everything_applied()
-            found = await asyncio.to_thread(faults, self._paths)
+            found = await asyncio.to_thread(faults, self._paths, *self._files)
             if not found:
                 return []
             await self._everything_applied()
             self._presence.forget()
             try:
-                done: list[str] = await self._in_applier(lambda: repaired(self._files.state, self._paths, found))
+                done: list[str] = await self._in_applier(lambda: repaired(self._files, self._paths, found))
             finally:
                 # However far it came: what was read meanwhile may be of before.
                 self._cache = RowCache(self._cache_bytes)

@@ -250,6 +250,7 @@ class Checkpoints:
         self._is_put_off = False
         """The last one failed, which was told."""
         self.long_readers: WeakSet[Any] = WeakSet()
+        self.views: set[Any] = set()
 
     def after_commit(self, written: int | None = None) -> None:
         """`written`: pages that the commit wrote at most, where that is known."""
@@ -264,7 +265,7 @@ class Checkpoints:
             return
         self._tried = self._pages
         # With a reader always at work the WAL would never begin anew: then wait for readers to let go of it.
-        overdue = self._pages > 8 * enough and not self.long_readers
+        overdue = self._pages > 8 * enough and not self.long_readers and not self.views
         self.run(apsw.SQLITE_CHECKPOINT_RESTART if overdue else apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def run(self, mode: int) -> None:
@@ -346,6 +347,11 @@ class DatabaseFile:
     def long_readers(self) -> WeakSet[Any]:
         """Those who hold on to the WAL for longer than anybody should wait for: see dumping.py."""
         return self._checkpoints.long_readers
+
+    @property
+    def views(self) -> set[Any]:
+        """Those who do so too, and come to their end by themselves: see checking.py."""
+        return self._checkpoints.views
 
     @property
     def db(self) -> apsw.Connection:

@@ -41,7 +41,7 @@ def repair_folder(folder: Path, durability: str = "disk") -> list[str]:
             done.append(salvage(paths, SYNCHRONOUS[durability], why))
         with _opened(paths, durability) as files:
             found = faults(paths)
-            return done + (repaired(files.state, paths, found) if found else [])
+            return done + (repaired(files, paths, found) if found else [])
 
 
 @contextmanager

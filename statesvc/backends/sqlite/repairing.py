@@ -18,21 +18,21 @@ from .checking import STRAYS, Fault, Newest, View, intact_row, missing_indexes
 from .files import in_words, is_damage, open_writer, transaction
 from .log import FORMAT as LOG_FORMAT
 from .log import Change
+from .opening import Files
 from .paths import Paths
 from .state import FORMAT as STATE_FORMAT
-from .state import StateFile
 from .storing import COLUMNS, columns_of, labels_of
 
 CHUNK = 1000
 """Records written in one transaction."""
 
 
-def repaired(state: StateFile, paths: Paths, faults: list[Fault]) -> list[str]:
+def repaired(files: Files, paths: Paths, faults: list[Fault]) -> list[str]:
     """Do what can be done about faults; each thing done, or found impossible, is one sentence.
 
     Raises `apsw.IOError` when it is the disk that fails: nothing may be built on the files then, or synced again.
     """
-    repair = _Repair(state, paths, faults)
+    repair = _Repair(files, paths, faults)
     steps = (
         repair.indexes,
         repair.columns,
@@ -55,9 +55,10 @@ def repaired(state: StateFile, paths: Paths, faults: list[Fault]) -> list[str]:
 
 
 class _Repair:
-    def __init__(self, state: StateFile, paths: Paths, faults: list[Fault]) -> None:
-        self._state = state
-        self._db = state.db
+    def __init__(self, files: Files, paths: Paths, faults: list[Fault]) -> None:
+        self._files = files
+        self._state = files.state
+        self._db = files.state.db
         self._paths = paths
         self._faults = faults
 
@@ -130,7 +131,7 @@ class _Repair:
     def _taken_from_the_log(self, keys: set[Key]) -> set[Key]:
         taken: set[Key] = set()
         try:
-            with View(self._paths) as view:
+            with View(self._paths, *self._files) as view:
                 newest = Newest(view.changes())
                 wanted = (
                     (position, change)
@@ -157,7 +158,7 @@ class _Repair:
         if not any(self._of("history")):
             return
         try:
-            with View(self._paths) as view:
+            with View(self._paths, *self._files) as view:
                 newest = Newest(view.changes())
                 self._write_history(self._told(view.changes(), newest))
         except DataCorrupt:
