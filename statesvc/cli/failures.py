@@ -14,8 +14,9 @@ from statesvc_client.errors import StateError
 
 ERROR, NOT_FOUND, CONFLICT, UNAVAILABLE = 1, 3, 4, 5
 
-# As in sysexits.h, for what is no failure of a request: problems in the data, a lock lost, nothing to be had just now.
-DATA_CORRUPT, LEASE_LOST, NOTHING_FREE = 65, 74, 75
+# As in sysexits.h, for what is no failure of a request: problems in the data, a disk that fails, a lock lost, nothing
+# to be had just now.
+DATA_CORRUPT, IO_FAILURE, LEASE_LOST, NOTHING_FREE = 65, 74, 74, 75
 
 EXIT_CODES = {
     "not_found": NOT_FOUND,

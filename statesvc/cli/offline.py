@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from statesvc.cli.failures import DATA_CORRUPT
+from statesvc.cli.failures import DATA_CORRUPT, IO_FAILURE
 from statesvc.cli.session import Told
 
 if TYPE_CHECKING:
@@ -30,6 +32,12 @@ class Damaged(Exception):
     """A store that cannot be made fit to be served."""
 
     exit_code = DATA_CORRUPT
+
+
+class Broken(Exception):
+    """A disk that fails: what there is of the store is not known."""
+
+    exit_code = IO_FAILURE
 
 
 data_option = click.option(
@@ -56,26 +64,33 @@ def below_data(data: Path | None, path: Path) -> Path:
 
 def check(data: Path | None) -> list[str]:
     """Every problem of a store, a sentence each."""
-    from statesvc.backends.port import DataCorrupt
     from statesvc.backends.sqlite.offline import check_folder
 
     settings = settings_for(data)
-    try:
+    with _failures_told():
         return check_folder(settings.data, settings.durability)
-    except DataCorrupt as corrupt:
-        raise Damaged(str(corrupt)) from None
 
 
 def repair(data: Path | None) -> list[str]:
     """Everything that was done, or could not be, a sentence each."""
-    from statesvc.backends.port import DataCorrupt
     from statesvc.backends.sqlite.offline import repair_folder
 
     settings = settings_for(data)
-    try:
+    with _failures_told():
         return repair_folder(settings.data, settings.durability)
+
+
+@contextmanager
+def _failures_told() -> Iterator[None]:
+    """In one line, with an exit code."""
+    from statesvc.backends.port import DataCorrupt, EngineBroken
+
+    try:
+        yield
     except DataCorrupt as corrupt:
         raise Damaged(str(corrupt)) from None
+    except EngineBroken as broken:
+        raise Broken(str(broken)) from None
 
 
 def restore(data: Path | None, path: Path, told: Told) -> dict[str, Any]:

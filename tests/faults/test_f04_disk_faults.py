@@ -504,8 +504,9 @@ def test_a_sync_that_fails_in_a_repair_ends_it_and_is_never_tried_again(prepared
     failing_once = under_faults(prepared, LOG, "fdatasync:error=EIO:when=1")
     options: dict[str, Any] = {"env": environment(), "capture_output": True, "text": True, "timeout": 60}
     ended = subprocess.run([*failing_once, *repair], check=False, **options)
-    assert ended.returncode != 0
-    assert "disk I/O error" in ended.stderr
+    assert ended.returncode == IO_FAILURE
+    (said,) = ended.stderr.splitlines()
+    assert "disk I/O error" in said
     assert synced_again(prepared) == []
     done = subprocess.run(repair, check=True, **options)
     assert json.loads(done.stdout)["problems"] == []

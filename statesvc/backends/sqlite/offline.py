@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
+import apsw
+
 from ...process.locks import InstanceLock
-from ..port import DataCorrupt
+from ..port import DataCorrupt, EngineBroken
 from .checking import faults, problems
+from .files import in_words
 from .folder import refuse_links
 from .opening import SYNCHRONOUS, Files, open_files
 from .paths import Paths
@@ -33,7 +36,8 @@ def check_folder(folder: Path, durability: str = "disk") -> list[str]:
 def repair_folder(folder: Path, durability: str = "disk") -> list[str]:
     """Make again what can be made again, and say so, a sentence each; what is lost is named among them.
 
-    Raises `DataCorrupt` when the store cannot be made fit to be served, and then leaves the files as they were.
+    Raises `DataCorrupt` when the store cannot be made fit to be served, and then leaves the files as they were; and
+    `EngineBroken` when it is the disk that fails.
     """
     with _owned(folder) as paths:
         done = []
@@ -51,7 +55,12 @@ def _owned(folder: Path) -> Iterator[Paths]:
     if not any(path.exists() for path in (paths.log, paths.state, paths.incoming)):
         raise DataCorrupt(f"{folder} holds no store: there is neither log.db nor state.db in it")
     with InstanceLock(str(folder / "lock")):
-        yield paths
+        try:
+            yield paths
+        except apsw.IOError as problem:
+            raise EngineBroken(f"{folder}: {in_words(problem)}; check the disk, then try again") from None
+        except OSError as problem:
+            raise EngineBroken(f"{folder}: {problem.strerror}; check the disk, then try again") from None
 
 
 @contextmanager
