@@ -336,11 +336,15 @@ class Core:
         try:
             return await self._close(self.options.close_seconds if timeout is None else timeout)
         finally:
-            if self.report is not None:  # also when this one was cancelled on the way: the others are not
-                closing.set_result(self.report)
-            else:
-                closing.cancel()
-                self._closing = None  # the next may try again
+            self._tell_other_closers(closing)
+
+    def _tell_other_closers(self, closing: asyncio.Future[CloseReport]) -> None:
+        """What there is to tell, also when the one who closes was cancelled on the way: the others were not."""
+        if self.report is not None:
+            closing.set_result(self.report)
+        else:
+            closing.cancel()
+            self._closing = None  # the next may try again
 
     async def _close(self, seconds: float) -> CloseReport:
         try:

@@ -89,7 +89,7 @@ _KNOWN = {name.lower(): name for name in Filter.__struct_encode_fields__}
 
 def read_filter(given: Fields | None) -> Filter:
     """The filter a client means. A key that is not known is refused: ignoring it would return too much."""
-    named = {}
+    named: Fields = {}
     for name, value in (given or {}).items():
         known = _KNOWN.get(name.lower())
         if known is None:

@@ -292,9 +292,14 @@ async def test_a_new_epoch_lets_go_of_records_that_are_not_followed(scripted):
 
 def test_a_store_that_has_nothing_to_do_sleeps(daemon, monkeypatch):
     """Between two writes it is woken once, and falls asleep once."""
-    asleep: list[None] = []
+    asleep: list[Desk] = []
     plain = Desk.fall_asleep
-    monkeypatch.setattr(Desk, "fall_asleep", lambda desk: (asleep.append(None), plain(desk))[1])
+
+    def counted(desk: Desk) -> None:
+        asleep.append(desk)
+        plain(desk)
+
+    monkeypatch.setattr(Desk, "fall_asleep", counted)
     with blocking.StateStore.connect(daemon.path, connect_seconds=30) as state:
         for number in range(20):
             state.update("j", n=number, upsert=True)
