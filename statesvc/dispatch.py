@@ -159,6 +159,8 @@ class Dispatcher:
         session.failed(request, error)
         if error is problem:
             self._health.failed(error)
+        if isinstance(request, wire.Write) and request.again and error.retryable and error.outcome == "not_applied":
+            error = _not_taken_again(error)
         op = "" if request is None else request.op
         seq = request.seq if isinstance(request, wire.Write) else None
         request_id = "" if request is None else request.request_id
@@ -231,6 +233,13 @@ class Dispatcher:
 def _bug(request: Request | None, problem: Exception) -> StateError:
     log.error("handler_failed", op=None if request is None else request.op, exc_info=problem)
     return Internal(f"the daemon failed on this request ({type(problem).__name__}); see its log", outcome="unknown")
+
+
+def _not_taken_again(error: StateError) -> StateError:
+    """What is said of a write that came again and was not taken this time: what became of its first sending is not
+    known. Never `internal`, which would say that it was tried and that this is what fails."""
+    said = Unavailable if isinstance(error, Internal) else type(error)
+    return said(error.text, outcome="unknown", record=error.record)
 
 
 async def _arrived(answer: Answer | Coming | Meanwhile | Awaitable[Answer]) -> Answer:

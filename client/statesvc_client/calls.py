@@ -40,19 +40,32 @@ class _Line:
         self._seq = 0
         self.asking = Asking(path, check_peer)
 
-    async def ask(self, message: dict[str, Any], *, again: bool) -> dict[str, Any]:
-        if not self.asking.is_open:
-            self.asking.close()
-            await greet(self.asking, self._options, self._client, "each", self._options.answer_seconds)
+    async def ask(self, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
+        again = progress.sent
+        await self._open(progress)
         if again:
             message = {**message, "again": True}
+        progress.sent = progress.writes
         line = await self.asking.ask(message)
         reply = decoded(line)
         if reply.success:
             return _decode(line)
         error = error_of(reply)
         error.record = _decode(line).get("job", _decode(line).get("record"))
+        if again and error.retryable:
+            error.outcome = "unknown"  # it was not taken this time, which says nothing of the time before
         raise error
+
+    async def _open(self, progress: _Progress) -> None:
+        if self.asking.is_open:
+            return
+        self.asking.close()
+        try:
+            await greet(self.asking, self._options, self._client, "each", self._options.answer_seconds)
+        except StateError as error:
+            # What is said to a hello is no word about the call.
+            error.outcome = "unknown" if progress.sent else "not_applied"
+            raise
 
     def numbered(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call at a time: everything before this one is answered."""
@@ -128,18 +141,17 @@ class Calls:
     async def _until_answered(self, line: _Line, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
         """Ask, and ask again after a lost connection or a write whose outcome the daemon did not know."""
         backoff = Backoff(self._options.backoff_base, self._options.backoff_cap)
-        again = False
         while True:
+            again = progress.sent
             try:
                 progress.begun = True
-                return await line.ask(message, again=again and progress.writes)
+                return await line.ask(message, progress)
             except OSError as problem:
                 line.asking.close()
                 log.debug("a call is asked again: %s", problem)
             except StateError as error:
                 if error.outcome != "unknown" or again or not progress.writes:
                     raise
-            again = True
             await asyncio.sleep(backoff.next())
 
     async def close(self) -> None:
@@ -161,11 +173,13 @@ class Calls:
 class _Progress:
     """How far a call has come, for the one who gives it up."""
 
-    __slots__ = ("begun", "writes")
+    __slots__ = ("begun", "sent", "writes")
 
     def __init__(self, *, writes: bool) -> None:
         self.writes = writes
         self.begun = False
+        self.sent = False
+        """It writes, and a part of it may have reached the daemon."""
 
     @property
     def outcome(self) -> Any:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .backoff import Backoff
 from .connection import Asking, Connection, PeerCheck, anybody
 from .desk import Desk
-from .errors import StateError
+from .errors import Internal, StateError
 from .greeting import decoded, error_of, greet
 from .options import Options
 from .wire import Limits, Received
@@ -78,7 +78,7 @@ class Link:
         self._careful_upto = 0
         """Up to this seq writes are sent one by one: one of them drew an answer that does not say whom it concerns."""
         self._unknown: tuple[int, int] = (0, 0)
-        """A seq answered `unknown`, and how often in a row."""
+        """A seq that was tried and answered `unknown`, and how often in a row."""
         self._eager_until = 0.0
         self._nudge = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -263,14 +263,19 @@ class Link:
         """The daemon takes nothing more on this connection until the write comes again."""
         if self._connection is None:
             return
-        times = self._unknown[1] + 1 if self._unknown[0] == seq and error.outcome == "unknown" else 1
-        self._unknown = (seq, times)
-        first_time = error.outcome == "unknown" and times == 1
-        final = error.outcome == "unknown" and (not error.retryable or times > self._options.unknown_tries)
         log.warning("write %d: %s (%s, %s)", seq, error, error.code, error.outcome)
-        if final and not first_time:
+        times = self._times_unknown(seq, error)
+        if times > (self._options.unknown_tries if error.retryable else 1):
             self._decisions.append((seq, error))
         self._give_up()
+
+    def _times_unknown(self, seq: int, error: StateError) -> int:
+        """How often in a row it was tried and nobody knows what became of it. A daemon that could not take it for now
+        did not try: however long that lasts, it is no reason to give a write up."""
+        tried = error.outcome == "unknown" and (isinstance(error, Internal) or not error.retryable)
+        before = self._unknown[1] if self._unknown[0] == seq else 0
+        self._unknown = (seq, before + 1 if tried else 0)
+        return self._unknown[1]
 
     def _give_up(self) -> None:
         connection, self._connection = self._connection, None

@@ -10,7 +10,7 @@ import pytest
 
 from statesvc_client import Closed, FlushTimeout, Job, NotCached, OutboxFull, StateStore, blocking
 from statesvc_client.desk import Desk
-from statesvc_client.errors import Denied, InvalidTransition, NotFound, Unavailable
+from statesvc_client.errors import Denied, InvalidTransition, NotFound, StateError, Unavailable
 from statesvc_client.link import LOOKS, Silence
 from tests.client.conftest import held, until, until_soon
 
@@ -134,6 +134,32 @@ async def test_an_unknown_outcome_is_asked_again_and_then_reported_as_such(scrip
         await state.flush(30)
     assert scripted.order == [1, 3]
     assert told == [(2, "unknown")]
+
+
+@pytest.mark.parametrize("code", ["busy", "unavailable", "no_space"])
+async def test_a_write_is_never_given_up_for_a_daemon_that_cannot_take_it_for_now(scripted, code):
+    scripted.failures[2] = [{"code": code, "outcome": "unknown"}] * 12
+    async with store(scripted, unknown_tries=2) as state:
+        for number in range(3):
+            state.update("j", n=number)
+        await state.flush(30)
+        assert state.counters.rejected == 0
+    once_and_in_order(scripted, 3)
+
+
+async def test_a_write_that_fails_whenever_it_is_tried_is_given_up_after_so_many_tries_in_a_row(scripted):
+    tried, away = {"code": "internal", "outcome": "unknown"}, {"code": "unavailable", "outcome": "unknown"}
+    scripted.failures[1] = [tried, tried, away, tried, tried, tried]
+    told = []
+    async with store(
+        scripted, unknown_tries=2, on_rejected=lambda write, error: told.append((write.seq, error.code, error.outcome))
+    ) as state:
+        for number in range(2):
+            state.update("j", n=number)
+        await state.flush(30)
+    assert scripted.failures[1] == []
+    assert scripted.order == [2]
+    assert told == [(1, "internal", "unknown")]
 
 
 async def test_an_answer_that_does_not_say_whom_it_concerns_is_found_out_one_by_one(scripted):
@@ -341,6 +367,33 @@ async def test_a_call_whose_connection_is_cut_is_asked_again(scripted):
         assert reply["success"]
     assert [frame.get("again", False) for frame in scripted.frames] == [False, True]
     assert len(scripted.applied) == 1
+
+
+@pytest.mark.parametrize("code", ["unavailable", "busy", "denied"])
+async def test_a_daemon_that_refuses_to_talk_leaves_open_what_became_of_a_call_it_had_taken(scripted, code):
+    async with store(scripted, warm=False) as state:
+        await state.call("list")  # so that there is a connection to ask on
+        scripted.cut_after.add(1)
+        scripted.refuse_hello = {"success": False, "code": code, "error": "as told"}
+        with pytest.raises(StateError) as refused:
+            await state.call("create", job={"uuid": "j"})
+        assert (refused.value.code, refused.value.outcome) == (code, "unknown")
+        assert len(scripted.applied) == 1
+        with pytest.raises(StateError) as refused:
+            await state.call("create", job={"uuid": "k"})
+        assert (refused.value.code, refused.value.outcome) == (code, "not_applied"), "it was never sent"
+        scripted.refuse_hello = None
+
+
+@pytest.mark.parametrize(("code", "outcome"), [("busy", "unknown"), ("conflict", "not_applied")])
+async def test_only_a_decision_about_a_call_sent_again_says_that_it_was_not_applied(scripted, code, outcome):
+    async with store(scripted) as state:
+        scripted.cut_before.add(1)
+        scripted.failures[1] = [{"code": code, "outcome": "not_applied"}]
+        with pytest.raises(StateError) as refused:
+            await state.call("create", job={"uuid": "j"})
+        assert (refused.value.code, refused.value.outcome) == (code, outcome)
+        assert [frame.get("again", False) for frame in scripted.frames] == [True]
 
 
 async def test_a_call_gives_up_at_its_deadline_and_says_what_it_does_not_know(scripted):

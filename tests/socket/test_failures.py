@@ -152,6 +152,45 @@ async def test_an_unknown_outcome_is_told_truly_when_the_write_comes_again(
     assert (job["n"], job["revision"]) == (1, 2)
 
 
+@pytest.mark.parametrize("error", FAULTS, ids=named)
+async def test_of_a_write_that_comes_again_and_is_not_taken_nobody_knows_whether_it_was_before(
+    daemon: Daemon, faulty: FaultyEngine, error: StateError
+):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a", "n": 0}, seq=1)
+    faulty.fail(error)
+    reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=2, floor=2, again=True)
+    # Only a write that was tried, and of which nothing is known since, is told to be what fails.
+    code = "unavailable" if named(error) == "internal-not_applied" else error.code
+    assert (reply["code"], reply["outcome"], reply["seq"]) == (code, "unknown", 2)
+    behind = [{"op": "update", "jobId": "a", "inc": {"n": 9}, "seq": seq, "floor": 2} for seq in (3, 4)]
+    replies = await client.in_one_go([{**behind[0], "again": True}, behind[1]])
+    assert [(reply["code"], reply["outcome"]) for reply in replies] == [
+        ("unavailable", "unknown"), ("unavailable", "not_applied"),
+    ]  # fmt: skip
+    assert (await client.ok("update", jobId="a", inc={"n": 1}, seq=2, floor=2, again=True))["job"]["n"] == 1
+
+
+async def test_a_store_that_takes_no_writes_does_not_deny_one_it_may_have_taken(daemon: Daemon):
+    client, admin = await daemon.client("c"), await daemon.talker()
+    create = {"job": {"uuid": "a"}, "seq": 1, "floor": 1}
+    await client.ok("create", **create)
+    await admin.ok("freeze")
+    again = await client.ask("create", **create, again=True)
+    assert (again["code"], again["outcome"]) == ("unavailable", "unknown")
+    other = await (await daemon.client("d")).ask("create", job={"uuid": "b"}, seq=1)
+    assert (other["code"], other["outcome"]) == ("unavailable", "not_applied")
+    await admin.ok("thaw")
+    assert (await client.ok("create", **create, again=True))["duplicate"]
+
+
+async def test_a_refusal_decides_a_write_that_comes_again_too(daemon: Daemon):
+    client = await daemon.client("c")
+    await client.ok("create", job={"uuid": "a"}, seq=1)
+    reply = await client.ask("update", jobId="a", job={}, ifRevision=7, seq=2, again=True)
+    assert (reply["code"], reply["outcome"]) == ("conflict", "not_applied")
+
+
 @pytest.mark.parametrize("count", [10, 129, 300, 2000])
 async def test_a_pipeline_fails_from_the_failed_write_on_and_is_whole_when_sent_again(
     daemon: Daemon, faulty: FaultyEngine, count: int
