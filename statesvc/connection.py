@@ -5,6 +5,9 @@ Owns flow control and the order of replies. Must not know what a frame means.
 A reply waits in line until the commit it depends on is settled and everything before it is sent. Reading stops while
 too much is in flight or the client takes no replies, so a slow or hostile client costs a bounded amount of memory.
 Lines outside that order, events and progress, are taken only while the client takes what it is sent.
+
+A connection that is lost is not over yet: what it began goes on without it. Until that has ended it counts as one, and
+its client's next one waits for it.
 """
 
 from __future__ import annotations
@@ -65,12 +68,11 @@ class Connection(asyncio.Protocol):
         "_dispatcher",
         "_ending",
         "_frames",
-        "_gone",
         "_last_batch",
         "_line",
         "_line_bytes",
         "_lost",
-        "_nothing_comes",
+        "_over",
         "_partial_since",
         "_reading",
         "_room",
@@ -104,7 +106,6 @@ class Connection(asyncio.Protocol):
         """Requests that go side by side."""
         self._tasks: set[asyncio.Task[None]] | None = None
         """Those of them that have a task of their own."""
-        self._nothing_comes: asyncio.Future[None] | None = None
         self._barred = False
         """The next request waits until those are over."""
         self._usual = FIRST_ANSWER_BYTES
@@ -120,8 +121,8 @@ class Connection(asyncio.Protocol):
         self._stalled_since = 0.0
         self._room: asyncio.Future[None] | None = None
         self._lost = False
-        self._gone: asyncio.Future[None] | None = None
-        """Is set when the connection is lost, for whoever waits for it."""
+        self._over: asyncio.Future[None] | None = None
+        """Is set when the connection is lost and nothing of it is under way, for whoever waits for that."""
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connected
 
     # --- what the loop calls ---------------------------------------------------------------------------------------
@@ -161,12 +162,11 @@ class Connection(asyncio.Protocol):
         self._frames.clear()
         self._line.clear()
         self._ending = True
-        self._session.lose()
-        self._dispatcher.forget(self._session)
         self._lost = True
-        if self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
-        self._closed(self)
+        self._session.lose()
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: self._go_if_over())
+        self._go_if_over()
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -336,9 +336,8 @@ class Connection(asyncio.Protocol):
         self._weigh(answer)
         # Many come in one turn of the loop: they are sent together.
         self._plan_turn()
-        if not self._coming and self._nothing_comes is not None:
-            self._nothing_comes.set_result(None)
-            self._nothing_comes = None
+        if self._lost:
+            self._go_if_over()
 
     def _weigh(self, answer: Answer) -> None:
         size = len(answer.line) + answer.weight
@@ -521,32 +520,37 @@ class Connection(asyncio.Protocol):
     async def end(self) -> None:
         """Close at once; done when nothing of this connection is under way any more."""
         self._transport.abort()
-        await asyncio.wait([self._when_gone()])
-        if self._coming:
-            self._nothing_comes = self._nothing_comes or asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._nothing_comes])
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await asyncio.wait([self._when_over()])
 
     def finish(self) -> Awaitable[None]:
         """Answer what has been read, take no more, close. Returns what to wait for."""
         self._ending = True
         self._session.leave()
         self._answer_frames()
-        return self._when_gone()
+        return self._when_over()
 
-    def _when_gone(self) -> asyncio.Future[None]:
-        if self._gone is None:
-            self._gone = asyncio.get_running_loop().create_future()
-            if self._lost:
-                self._gone.set_result(None)
-        return self._gone
+    def _when_over(self) -> asyncio.Future[None]:
+        if self._over is None:
+            self._over = asyncio.get_running_loop().create_future()
+            self._go_if_over()
+        return self._over
+
+    def _go_if_over(self) -> None:
+        """Nobody has to know of a connection that is lost and has nothing under way any more."""
+        if not self._lost or self._coming or (self._task is not None and not self._task.done()):
+            return
+        self._dispatcher.forget(self._session)
+        self._closed(self)
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
 
     def abort(self) -> None:
         self._transport.abort()
 
     def end_if_stuck(self, now: float) -> str | None:
         """Close a connection that neither finishes its frame nor takes its replies; returns why."""
+        if self._lost:
+            return None
         if self._stalled_since and now - self._stalled_since > self._bounds.stalled_output_seconds:
             self._transport.abort()
             return "replies_not_taken"

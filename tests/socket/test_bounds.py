@@ -237,6 +237,28 @@ async def test_behind_a_large_frame_that_waits_for_its_turn_little_is_read(start
     assert [(await talker.receive())["success"] for _ in frames] == [True, True]
 
 
+@pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
+async def test_a_lost_connection_counts_until_what_it_wrote_has_come_about(start, faulty):
+    daemon = await start(faulty)
+    lost, other = await daemon.talker(), await daemon.talker()
+    faulty.hold()
+    lost.send({"op": "sync", "jobs": [{"uuid": "a"}]})
+    async with asyncio.timeout(30):
+        writing = await waiting_connection(daemon)
+        while not faulty.commits:
+            await asyncio.sleep(0.001)
+        writing.abort()
+        assert await lost.line() == b""
+        await other.ok("ping")
+        counts, why_ended = writing in daemon.server._connections, writing.end_if_stuck(float("inf"))
+        faulty.let_go()
+        assert counts
+        assert why_ended is None
+        while writing in daemon.server._connections:
+            await asyncio.sleep(0.001)
+    assert (await other.ok("get", jobId="a"))["success"]
+
+
 async def waiting_with_a_large_frame(daemon: Daemon, talker: Talker) -> Connection:
     """The connection whose large frame waits behind somebody else's turn, which does not end by itself."""
     await daemon.server._dispatcher._large.take()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from statesvc.config.model import Limits
+from statesvc.store.claims import Claims
 from statesvc.store.clock import SECOND, Clock
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Talker
@@ -201,6 +205,27 @@ async def test_a_resend_whose_mark_was_pushed_out_is_never_applied_however_late_
 # --- the same client twice -------------------------------------------------------------------------------------------
 
 
+class HeldClaims:
+    """Claims begin, and go on when they are let."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.gate = asyncio.Event()
+
+
+@pytest.fixture
+def held_claims(monkeypatch: pytest.MonkeyPatch) -> HeldClaims:
+    held, claim = HeldClaims(), Claims.claim
+
+    async def hold(*given: Any, **more: Any) -> Any:
+        held.begun.set()
+        await held.gate.wait()
+        return await claim(*given, **more)
+
+    monkeypatch.setattr(Claims, "claim", hold)
+    return held
+
+
 async def test_a_second_hello_with_the_same_client_ends_the_older_connection(daemon: Daemon):
     older = await daemon.client("c")
     await older.ok("create", job={"uuid": "a"}, seq=1)
@@ -221,6 +246,29 @@ async def test_what_the_older_connection_had_under_way_is_decided_first(daemon: 
         assert reply["success"], reply
     for seq in range(1, 40):
         assert await revision(newer, f"j{seq}") == 1
+
+
+async def test_a_client_that_comes_back_waits_for_what_its_lost_connection_has_under_way(
+    daemon: Daemon, held_claims: HeldClaims
+):
+    older, newer, other = await daemon.client("c", name="w"), await daemon.talker(), await daemon.talker()
+    for name in ("a", "b"):
+        await older.ok("create", job={"uuid": name, "status": "QUEUED"})
+    await daemon.caught_up()
+    claim = {"op": "claim", "seq": 1, "floor": 1}
+    older.send(claim)
+    await held_claims.begun.wait()
+    daemon.server._dispatcher._sessions["c"].connection.abort()  # type: ignore[attr-defined]
+    assert await older.line() == b""
+    newer.send({"op": "hello", "client": "c", "name": "w"})
+    for _ in range(20):
+        await other.ok("ping")
+    assert not newer._reader._buffer  # type: ignore[attr-defined]
+    held_claims.gate.set()
+    assert (await newer.receive())["success"]
+    await daemon.caught_up()
+    found = await newer.ok(**claim, again=True)
+    assert (found["duplicate"], len(found["jobs"])) == (True, 1)
 
 
 async def test_a_connection_that_changes_its_name_leaves_the_old_one_free(daemon: Daemon):
