@@ -41,6 +41,9 @@ side; the store keeps the order of those about the same record."""
 LARGE_BYTES = 128 * 1024
 """Frames above this take a millisecond or more. Hardly any is: a job has some hundred bytes."""
 
+NOTHING = Answer(b"")
+"""To whoever is gone: what was not begun is not begun any more."""
+
 _ALWAYS: frozenset[type[Request]] = frozenset({wire.Ping, wire.Health})
 """Requests that do not need the store."""
 
@@ -116,7 +119,7 @@ class Dispatcher:
         while await session.while_there(self._large.take()):
             try:
                 if session.is_lost:
-                    return Answer(b"")  # in the moment its turn came
+                    return NOTHING  # in the moment its turn came
                 if (full := self.congestion) is None:
                     answer = self.answer(frame, session, in_turn=True)
                     break
@@ -124,7 +127,7 @@ class Dispatcher:
                 self._large.give_back()
             await full.wait()
         else:
-            return Answer(b"")
+            return NOTHING
         return await _arrived(answer)  # type: ignore[arg-type]  # never None: not busy
 
     def _handle(self, request: Request, session: Session) -> Answer | Coming | Awaitable[Answer]:
@@ -151,6 +154,8 @@ class Dispatcher:
             await opening
         except StateError as problem:
             return self.failure(request, session, problem)
+        if session.is_lost:
+            return NOTHING
         return await _arrived(self._handle(request, session))
 
     def failure(self, request: Request | None, session: Session, problem: Exception) -> Answer:
@@ -181,23 +186,25 @@ class Dispatcher:
             raise BadRequest(f"protocol {request.protocol} is not spoken here; known: {wire.PROTOCOL}")
         if request.client is not None and not 1 <= len(request.client) <= self._limits.id_chars:
             raise BadRequest(f"client must have 1 to {self._limits.id_chars} characters")
-        older = self._sessions.get(request.client or "")
-        if older is session or session.caller.said_hello:
+        if session.caller.said_hello:
             return self._hello_again(request, session)
-        if older is None:
-            return self._introduce(request, session)
-        return self._take_over(request, session, older)
+        if request.client in self._sessions:
+            return self._take_over(request, session)
+        return self._introduce(request, session)
 
     async def _hello_again(self, request: wire.Hello, session: Session) -> Answer:
         """Writes under way belong to who the caller was; they are answered before it becomes another."""
         await self._store.commits.settled()
         self.forget(session)
-        older = self._sessions.get(request.client or "")
-        return self._introduce(request, session) if older is None else await self._take_over(request, session, older)
+        return await self._take_over(request, session)
 
-    async def _take_over(self, request: wire.Hello, session: Session, older: Session) -> Answer:
-        """What the client's older connection had under way is decided before this one begins."""
-        await older.connection.end()
+    async def _take_over(self, request: wire.Hello, session: Session) -> Answer:
+        """What the client's older connections had under way is decided before this one begins. While one ends, another
+        may have come, or this one have gone."""
+        while (older := self._sessions.get(request.client or "")) is not None:
+            await older.connection.end()
+            if session.is_lost:
+                return NOTHING
         return self._introduce(request, session)
 
     def _introduce(self, request: wire.Hello, session: Session) -> Answer:

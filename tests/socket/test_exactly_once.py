@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from statesvc.config.model import Limits
+from statesvc.connection import Connection
 from statesvc.store.claims import Claims
 from statesvc.store.clock import SECOND, Clock
 from tests.socket.conftest import Start
@@ -269,6 +270,90 @@ async def test_a_client_that_comes_back_waits_for_what_its_lost_connection_has_u
     await daemon.caught_up()
     found = await newer.ok(**claim, again=True)
     assert (found["duplicate"], len(found["jobs"])) == (True, 1)
+
+
+async def saying_hello(daemon: Daemon, count: int = 1) -> set[Connection]:
+    """The connections whose hello takes a while, once there are so many."""
+    async with asyncio.timeout(30):
+        while True:
+            new = (each for each in daemon.server._connections if not each._session.caller.said_hello)
+            if len(found := {each for each in new if each._task is not None}) == count:
+                return found
+            await asyncio.sleep(0.001)
+
+
+async def lost(connection: Connection) -> asyncio.Task[None]:
+    """Lose a connection; what it has under way."""
+    under_way = connection._task
+    assert under_way is not None
+    connection.abort()
+    async with asyncio.timeout(30):
+        while not connection._lost:
+            await asyncio.sleep(0.001)
+    return under_way
+
+
+async def test_of_two_that_say_hello_at_once_the_later_one_stays(daemon: Daemon, held_claims: HeldClaims):
+    older, first, second = await daemon.client("c", name="w"), await daemon.talker(), await daemon.talker()
+    older.send({"op": "claim"})
+    await held_claims.begun.wait()
+    for count, talker in enumerate((first, second), start=1):
+        talker.send({"op": "hello", "client": "c"})
+        await saying_hello(daemon, count)
+    held_claims.gate.set()
+    assert (await second.receive())["success"]
+    assert (await second.ok("ping"))["success"]
+    (connection,) = (each for each in daemon.server._connections if each._session.caller.client == "c")
+    assert daemon.server._dispatcher._sessions["c"].connection is connection
+
+
+async def test_one_that_goes_while_its_hello_waits_is_forgotten(daemon: Daemon, held_claims: HeldClaims):
+    older, gone, newer = await daemon.client("c", name="w"), await daemon.talker(), await daemon.talker()
+    older.send({"op": "claim"})
+    await held_claims.begun.wait()
+    sessions = daemon.server._dispatcher._sessions
+    claim = await lost(sessions["c"].connection)  # type: ignore[arg-type]
+    gone.send({"op": "hello", "client": "c"})
+    (waiting,) = await saying_hello(daemon)
+    hello = await lost(waiting)
+    held_claims.gate.set()
+    await asyncio.wait([claim, hello])
+    await newer.ok("ping")
+    assert not sessions
+    await newer.hello("c")
+    assert (await newer.ok("ping"))["success"]
+
+
+async def test_one_whose_hello_waited_when_it_went_does_not_end_the_one_that_is_there(
+    daemon: Daemon, held_claims: HeldClaims
+):
+    older, newer, gone = await daemon.client("c", name="w"), await daemon.talker(), await daemon.talker()
+    older.send({"op": "claim"})
+    await held_claims.begun.wait()
+    newer.send({"op": "hello", "client": "c"})
+    before = await saying_hello(daemon)
+    gone.send({"op": "hello", "client": "c"})
+    (waiting,) = await saying_hello(daemon, 2) - before
+    hello = await lost(waiting)
+    held_claims.gate.set()
+    assert (await newer.receive())["success"]
+    await asyncio.wait([hello])
+    assert (await newer.ok("ping"))["success"]
+
+
+async def test_a_hello_that_waits_for_the_engine_is_not_taken_once_its_connection_is_lost(daemon: Daemon):
+    gone, other = await daemon.talker(), await daemon.talker()
+    dispatcher, opened = daemon.server._dispatcher, asyncio.Event()
+    dispatcher.serving, ready, dispatcher._ready = False, dispatcher._ready, opened.wait  # type: ignore[assignment]
+    gone.send({"op": "hello", "client": "c"})
+    (waiting,) = await saying_hello(daemon)
+    hello = await lost(waiting)
+    dispatcher.serving, dispatcher._ready = True, ready
+    opened.set()
+    await asyncio.wait([hello])
+    await other.ok("ping")
+    assert not dispatcher._sessions
+    assert waiting not in daemon.server._connections
 
 
 async def test_a_connection_that_changes_its_name_leaves_the_old_one_free(daemon: Daemon):
