@@ -6,7 +6,7 @@ Owns the shape of replies and the order of a client's numbered writes. Must not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -150,7 +150,7 @@ class Session:
         if self._awaited is not None:
             self._awaited.cancel()
 
-    async def while_there(self, wanted: Coroutine[Any, Any, None]) -> bool:
+    async def while_there(self, wanted: Awaitable[Any]) -> bool:
         """Wait for something; False when the connection was lost before it came."""
         self._awaited = waiting = asyncio.ensure_future(wanted)
         if self.is_lost:

@@ -6,8 +6,8 @@ A reply waits in line until the commit it depends on is settled and everything b
 too much is in flight or the client takes no replies, so a slow or hostile client costs a bounded amount of memory.
 Lines outside that order, events and progress, are taken only while the client takes what it is sent.
 
-A connection that is lost is not over yet: what it began goes on without it. Until that has ended it counts as one, and
-its client's next one waits for it.
+A connection that is lost is not over yet: what it began to write goes on without it. Until that has ended it counts as
+one, and its client's next one waits for it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ store's.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from statesvc_client import __version__, wire
@@ -42,7 +43,7 @@ LARGE_BYTES = 128 * 1024
 """Frames above this take a millisecond or more. Hardly any is: a job has some hundred bytes."""
 
 NOTHING = Answer(b"")
-"""To whoever is gone: what was not begun is not begun any more."""
+"""To whoever is gone: what was not begun is not begun any more, and what changes nothing ends."""
 
 _ALWAYS: frozenset[type[Request]] = frozenset({wire.Ping, wire.Health})
 """Requests that do not need the store."""
@@ -145,17 +146,18 @@ class Dispatcher:
 
     async def _awaited(self, answer: Awaitable[Answer], request: Request, session: Session) -> Answer:
         try:
-            return await answer
+            if request.writes or request.admin:
+                return await answer
+            return await _unless_lost(answer, session)
         except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
             return self.failure(request, session, problem)
 
     async def _once_ready(self, opening: Awaitable[None], request: Request, session: Session) -> Answer:
         try:
-            await opening
+            if not await session.while_there(opening) or session.is_lost:
+                return NOTHING
         except StateError as problem:
             return self.failure(request, session, problem)
-        if session.is_lost:
-            return NOTHING
         return await _arrived(self._handle(request, session))
 
     def failure(self, request: Request | None, session: Session, problem: Exception) -> Answer:
@@ -200,11 +202,9 @@ class Dispatcher:
 
     async def _take_over(self, request: wire.Hello, session: Session) -> Answer:
         """What the client's older connections had under way is decided before this one begins. While one ends, another
-        may have come, or this one have gone."""
+        may come."""
         while (older := self._sessions.get(request.client or "")) is not None:
             await older.connection.end()
-            if session.is_lost:
-                return NOTHING
         return self._introduce(request, session)
 
     def _introduce(self, request: wire.Hello, session: Session) -> Answer:
@@ -247,6 +247,12 @@ def _not_taken_again(error: StateError) -> StateError:
     known. Never `internal`, which would say that it was tried and that this is what fails."""
     said = Unavailable if isinstance(error, Internal) else type(error)
     return said(error.text, outcome="unknown", record=error.record)
+
+
+async def _unless_lost(answer: Awaitable[Answer], session: Session) -> Answer:
+    """The answer to a request that changes nothing: it is looked for as long as there is somebody to tell it."""
+    looking = asyncio.ensure_future(answer)
+    return looking.result() if await session.while_there(looking) else NOTHING
 
 
 async def _arrived(answer: Answer | Coming | Meanwhile | Awaitable[Answer]) -> Answer:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 from typing import Any
 
 import pytest
@@ -235,6 +237,34 @@ async def test_behind_a_large_frame_that_waits_for_its_turn_little_is_read(start
     assert waiting._splitter.held < 2 * AHEAD_BYTES
     line.give_back()
     assert [(await talker.receive())["success"] for _ in frames] == [True, True]
+
+
+@pytest.mark.parametrize("op", ["list", "stats", "stuck", "watch"])
+async def test_a_request_that_changes_nothing_ends_with_its_connection(daemon: Daemon, monkeypatch, op: str):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def without_end() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with asyncio.timeout(30):
+        with monkeypatch.context() as patched:
+            patched.setattr(daemon.store.commits, "settled", without_end)
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(daemon._socket))
+                client.sendall(b'{"op":"ping"}\n{"op":"%s"}\n' % op.encode())
+                await begun.wait()
+                (reading,) = (each for each in daemon.server._connections if each._task is not None)
+                while not select.select([client], [], [], 0)[0]:
+                    await asyncio.sleep(0.001)
+            # Closed on a reply that was not read: the daemon hears of it at once.
+            await ended.wait()
+            while reading in daemon.server._connections:
+                await asyncio.sleep(0.001)
+    assert reading._session.watches == {}
 
 
 @pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
