@@ -33,10 +33,19 @@ def beside(socket_folder: Path) -> Iterator[ScriptedDaemon]:
     daemon = ScriptedDaemon(socket_folder / "state.sock")
     asyncio.run_coroutine_threadsafe(daemon.start(), loop).result(10)
     yield daemon
-    asyncio.run_coroutine_threadsafe(daemon.stop(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(stopped(daemon), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
+
+
+async def stopped(daemon: ScriptedDaemon) -> None:
+    """With everything it was at."""
+    await daemon.stop()
+    at_work = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in at_work:
+        task.cancel()
+    await asyncio.gather(*at_work, return_exceptions=True)
 
 
 def caught(act: Callable[[], object]) -> tuple[threading.Thread, list[Exception]]:
