@@ -256,8 +256,7 @@ async def test_a_client_that_comes_back_waits_for_what_its_lost_connection_has_u
     for name in ("a", "b"):
         await older.ok("create", job={"uuid": name, "status": "QUEUED"})
     await daemon.caught_up()
-    claim = {"op": "claim", "seq": 1, "floor": 1}
-    older.send(claim)
+    older.send({"op": "claim", "seq": 1, "floor": 1})
     await held_claims.begun.wait()
     daemon.server._dispatcher._sessions["c"].connection.abort()  # type: ignore[attr-defined]
     assert await older.line() == b""
@@ -268,7 +267,7 @@ async def test_a_client_that_comes_back_waits_for_what_its_lost_connection_has_u
     held_claims.gate.set()
     assert (await newer.receive())["success"]
     await daemon.caught_up()
-    found = await newer.ok(**claim, again=True)
+    found = await newer.ok("claim", seq=1, floor=1, again=True)
     assert (found["duplicate"], len(found["jobs"])) == (True, 1)
 
 
