@@ -30,7 +30,7 @@ def give_large_blocks_back() -> None:
 
 
 def give_free_pages_back() -> None:
-    """Now. Takes a millisecond or so, in which whoever wants memory waits."""
+    """Now. Takes a fraction of a millisecond, in which whoever wants memory waits."""
     _tell("malloc_trim", 0)
 
 
