@@ -113,7 +113,8 @@ class Options:
     call_connections: int = 8
     """Calls under way at once; more wait."""
     unknown_tries: int = 8
-    """How often a write is sent again that is answered `unknown`, before that is reported as its outcome."""
+    """How often a write is sent again that the daemon tried and answered `unknown`, before that is reported as its
+    outcome."""
 
     def __post_init__(self) -> None:
         if self.when_full not in ("block", "error"):
