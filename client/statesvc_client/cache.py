@@ -36,8 +36,8 @@ class Read:
     __slots__ = ("doubted", "overflowed", "touched")
 
     def __init__(self, doubted: Iterable[str] = ()) -> None:
-        self.doubted = frozenset(doubted)
-        """Records whose true state was wanted before it was asked: its answer tells, whatever was known."""
+        self.doubted = set(doubted)
+        """Records whose true state was wanted before it was asked, and still is: its answer tells, whatever is known."""
         self.touched: set[str] = set()
         self.overflowed = False
         """Records were let go meanwhile, perhaps some it has spoken about."""
@@ -272,7 +272,7 @@ class Cache:
             return
         if known is not None and known.get("uid") != record.get("uid"):
             self._touch(id)  # two answers about two lives of a record: the one taken first stays
-        self.wanted.pop(id, None)
+        self._answered(id)
         self._show(id, record)
         self.images.read(id)
 
@@ -288,8 +288,14 @@ class Cache:
         if uid is not None:
             self.images.ended(id, uid)
 
-    def _show_absent(self, id: str) -> None:
+    def _answered(self, id: str) -> None:
+        """What was wanted is known. Other answers on their way may be older."""
         self.wanted.pop(id, None)
+        for read in self._reads:
+            read.doubted.discard(id)
+
+    def _show_absent(self, id: str) -> None:
+        self._answered(id)
         if self.complete:
             self._hide(id)
         else:

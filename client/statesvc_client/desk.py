@@ -381,9 +381,11 @@ class Desk:
         self.client = new_client_id()
         self.tally = Tally()
         self.outbox = Outbox(self.options.max_records, self.options.max_bytes)
-        spool, self.spool, self._spool_path = self.spool, None, None
+        spool, self.spool = self.spool, None
         if spool is not None:
             spool.close()
+        if self._spool_path is not None:
+            self.outbox.refuse_offers()  # the parent never opened it: it is ours, if we start
         for cache in self.caches.values():
             cache.forget_own()
         self.asleep = True

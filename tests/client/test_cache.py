@@ -76,6 +76,15 @@ def test_an_answer_that_was_asked_for_before_the_doubt_does_not_bring_back_what_
     assert (shown(cache)["revision"], list(cache.wanted)) == (7, ["j"])
 
 
+def test_of_two_answers_to_a_doubt_the_older_one_does_not_replace_the_newer():
+    cache = warmed(record("j", revision=4))
+    cache.wanted["j"] = None
+    slow, quick = cache.begin_read(), cache.begin_read()
+    cache.learn(record("j", revision=6), quick)
+    cache.learn(record("j", revision=5), slow)
+    assert shown(cache)["revision"] == 6
+
+
 def test_after_a_loss_nothing_is_shown_but_what_own_writes_stand_on():
     cache = Cache("job", 100)
     read = cache.begin_read()

@@ -295,6 +295,23 @@ def test_a_write_before_the_start_comes_behind_what_an_earlier_run_left_and_is_s
     assert [write.id for write in reopened(path).waiting] == ["j", "j", "early", "later"]
 
 
+def test_a_spool_that_was_not_opened_before_a_fork_is_the_childs(path):
+    desk = Desk(Options(spool=path))
+    desk.start_over_in_child()
+    desk.admit(update_of("mine"))
+    desk.close()
+    assert [write.id for write in reopened(path).waiting] == ["mine"]
+
+
+def test_a_spool_that_was_opened_before_a_fork_is_the_parents(path):
+    desk = Desk(Options(spool=path))
+    desk.open_spool()
+    desk.start_over_in_child()
+    desk.admit(update_of("mine"))
+    assert desk.spool is None
+    assert [write.id for write in desk.outbox.waiting()] == ["mine"]
+
+
 def update_of(id: str) -> writes.Write:
     return writes.update("job", id, {"a": 1}, None)
 
