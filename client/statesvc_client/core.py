@@ -137,8 +137,9 @@ class Core:
         link, sending = self._link, self._sending
         if link is None or sending is None or not (sending.done() or sending.cancelling()):
             return
-        await asyncio.wait([sending])
-        if self._sending is sending and not self.desk.closed:
+        while sending.cancelling() and not sending.done():  # noqa: ASYNC110 - nobody is told when it is taken back
+            await asyncio.sleep(0)  # its end, or a deadline of its own: either comes out in its next turn
+        if sending.done() and self._sending is sending and not self.desk.closed:
             self._sending = self.spawn_task(link.run())
 
     def _check_loop(self) -> None:

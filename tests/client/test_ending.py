@@ -203,6 +203,27 @@ def test_a_program_that_ends_sends_what_its_agent_says_while_leaving(beside):
     assert [frame["job"] for frame in beside.frames] == [{"status": "STOPPED"}]
 
 
+async def test_a_sender_that_meets_a_deadline_of_its_own_is_not_taken_for_ended(scripted):
+    over = asyncio.Event()
+
+    async def sending() -> None:
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:  # as `asyncio.timeout` does it
+                task.uncancel()
+
+    async with StateStore.connect(scripted.path, connect_seconds=30) as state:
+        core = state._core
+        core._sending = task = asyncio.create_task(sending())
+        await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(10):
+            await core.begin()
+        assert core._sending is task
+        over.set()
+
+
 async def test_one_who_is_cancelled_while_closing_does_not_cancel_the_others(scripted):
     state = await StateStore.connect(scripted.path, connect_seconds=30)
     scripted.silent = True
