@@ -163,6 +163,7 @@ class Session:
             return False
         finally:
             self._awaited = None
+            del wanted, waiting  # a failure keeps its frames, and must not be kept by them: a request may be large
         return True
 
     @property

@@ -252,7 +252,10 @@ def _not_taken_again(error: StateError) -> StateError:
 async def _unless_lost(answer: Awaitable[Answer], session: Session) -> Answer:
     """The answer to a request that changes nothing: it is looked for as long as there is somebody to tell it."""
     looking = asyncio.ensure_future(answer)
-    return looking.result() if await session.while_there(looking) else NOTHING
+    try:
+        return looking.result() if await session.while_there(looking) else NOTHING
+    finally:
+        del looking  # as a failure is not to be kept by its own frames
 
 
 async def _arrived(answer: Answer | Coming | Meanwhile | Awaitable[Answer]) -> Answer:

@@ -68,8 +68,8 @@ SWEEP_SECONDS = 1.0
 """How often stuck connections are looked for."""
 
 TRIM_SECONDS = 10.0
-"""How often memory that lies free between what is used goes back to the system: a burst is not held against us for long,
-and looking costs a fifth of a millisecond."""
+"""How often memory that lies free between what is used goes back to the system: so long what a burst took is ours. To
+look costs a fifth of a millisecond."""
 
 RETRY_SECONDS = 1.0
 """Pause between two tries to open an engine that is away."""
