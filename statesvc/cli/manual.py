@@ -40,7 +40,7 @@ terminal, a line every few seconds elsewhere; `migrate -o json` is quiet.
 | 65 | `check`, `init`: something is wrong, or remains so; `migrate`: source and target differ in the end |
 | 69 | `init`: the engine cannot be reached |
 | 73 | `--offline`, `migrate`: a path that is not safe to use |
-| 74 | `lock`: the lock was lost while the command ran; `check --offline`: the disk failed |
+| 74 | `lock`: the lock was lost while the command ran; `--offline`: the disk failed |
 | 75 | `claim`, `lock`: nothing was free; `--offline`, `migrate`: a daemon has the folder |
 | 130 | `migrate` was interrupted: the same command goes on |
 

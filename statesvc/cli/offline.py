@@ -103,7 +103,8 @@ def restore(data: Path | None, path: Path, told: Told) -> dict[str, Any]:
     owner = from_settings(settings)
     owner.own()
     try:
-        return _restored(settings, settings.data / path, told)
+        with _failures_told():
+            return _restored(settings, settings.data / path, told)
     finally:
         run(owner.close())
 

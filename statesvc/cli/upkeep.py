@@ -25,7 +25,7 @@ def check_command(talk: Talk, *, repair: bool, without_daemon: bool, data: Path 
     """Verify what is stored, and print every problem.
 
     A problem is one line. Exits 0 when there is none, 65 when there are some, with --repair when some remain. With
-    --offline: 75 while a daemon has the folder.
+    --offline: 74 when the disk fails or is full, 75 while a daemon has the folder.
     """
     if data is not None and not without_daemon:
         raise click.UsageError("--data goes with --offline: a daemon knows its folder")

@@ -218,6 +218,27 @@ async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path, monkeypa
             await fill(engine, [row("b")])
 
 
+async def test_an_index_that_cannot_be_written_ends_the_store_though_whoever_wanted_it_is_gone(tmp_path, monkeypatch):
+    begun, gone, broken = asyncio.Event(), threading.Event(), asyncio.Event()
+    async with opened(tmp_path) as engine:
+        await fill(engine, [row("a")])
+        loop = asyncio.get_running_loop()
+
+        def fail_late(*_: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert gone.wait(30)
+            fail()
+
+        engine.on_broken(lambda _: broken.set())
+        monkeypatch.setattr(engine._files.state, "make_index", fail_late)
+        asking = asyncio.create_task(by_update(engine))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        gone.set()
+        await asyncio.wait_for(broken.wait(), 30)
+
+
 async def test_a_repair_that_cannot_be_written_ends_the_store(tmp_path, monkeypatch):
     async with opened(tmp_path) as engine:
         await fill(engine, [row("a")])

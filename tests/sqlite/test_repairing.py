@@ -16,8 +16,8 @@ import apsw
 import msgspec
 import pytest
 
-from statesvc.backends.port import DataCorrupt, Event, LogKept, Query, Row, Write
-from statesvc.backends.sqlite import SqliteEngine, checking, files, opening, repairing
+from statesvc.backends.port import DataCorrupt, EngineBroken, Event, LogKept, Query, Row, Write
+from statesvc.backends.sqlite import SqliteEngine, checking, files, opening, repairing, salvaging
 from statesvc.backends.sqlite.files import Checkpoints, open_writer
 from statesvc.backends.sqlite.offline import check_folder, repair_folder
 from statesvc.backends.sqlite.paths import Paths, sides
@@ -556,3 +556,17 @@ async def test_a_broken_engine_is_not_what_a_check_leaves_behind(store):
     assert await engine.check() == []
     await create(engine, ["later"])
     await engine.close()
+
+
+@pytest.mark.parametrize("problem", [apsw.IOError("disk I/O error"), apsw.FullError("database or disk is full")])
+def test_a_disk_that_fails_in_a_repair_is_not_called_damage(cut_store, monkeypatch, problem):
+    damage(cut_store / "state.db", "record_created")
+    before = (cut_store / "state.db").read_bytes()
+
+    def failing(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(salvaging, "_copy", failing)
+    with pytest.raises(EngineBroken, match="then try again"):
+        repair_folder(cut_store)
+    assert (cut_store / "state.db").read_bytes() == before

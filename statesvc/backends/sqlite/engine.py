@@ -282,6 +282,10 @@ class SqliteEngine(Engine):
         return await self._readers.run(lambda reader: reader.history(key, after, limit))
 
     async def _in_applier(self, work: Callable[[], Any]) -> Any:
+        """To its end, also when whoever asked for it is gone: what the disk says is for all."""
+        return await asyncio.shield(self._judged_in_applier(work))
+
+    async def _judged_in_applier(self, work: Callable[[], Any]) -> Any:
         try:
             with damage_told(self._paths.state):
                 return await self._applier.run(work)

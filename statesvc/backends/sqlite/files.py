@@ -176,6 +176,11 @@ def is_damage(problem: Exception) -> bool:
     return _is_damaged_page(problem) or isinstance(problem, (apsw.CorruptError, apsw.NotADBError))
 
 
+def is_failing_disk(problem: Exception) -> bool:
+    """Whether it is the disk that fails. Nobody knows then what is on it."""
+    return isinstance(problem, apsw.IOError) and not is_damage(problem)
+
+
 def _is_damaged_page(problem: Exception) -> bool:
     return getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
 

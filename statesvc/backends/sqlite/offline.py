@@ -57,6 +57,8 @@ def _owned(folder: Path) -> Iterator[Paths]:
     with InstanceLock(str(folder / "lock")):
         try:
             yield paths
+        except apsw.FullError:
+            raise EngineBroken(f"{folder}: the disk is full; free some space, then try again") from None
         except apsw.IOError as problem:
             raise EngineBroken(f"{folder}: {in_words(problem)}; check the disk, then try again") from None
         except OSError as problem:

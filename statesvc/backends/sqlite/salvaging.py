@@ -18,7 +18,7 @@ import msgspec
 from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import Newest, intact_row
-from .files import is_damage, open_reader
+from .files import is_damage, is_failing_disk, open_reader
 from .log import Change, End, LogFile
 from .opening import refuse_out_of_step, remove_state
 from .paths import Paths
@@ -33,7 +33,8 @@ NAMED = 20
 
 
 def salvage(paths: Paths, synchronous: str, why: str) -> str:
-    """Put a sound state.db in place of one that cannot be used; returns what was done, or raises `DataCorrupt`."""
+    """Put a sound state.db in place of one that cannot be used; returns what was done, or raises `DataCorrupt`, or what
+    the disk says when it is full or fails."""
     try:
         log = LogFile(paths.log, synchronous, new=False)
     except (apsw.Error, DataCorrupt):
@@ -43,6 +44,8 @@ def salvage(paths: Paths, synchronous: str, why: str) -> str:
             return _made_from_log(log, paths, why)
         return _made_from_itself(log, paths, why)
     except (apsw.Error, msgspec.DecodeError, TornState) as problem:
+        if is_failing_disk(problem) or isinstance(problem, apsw.FullError):
+            raise  # which says nothing about what is there
         raise DataCorrupt(f"{why}; and it cannot be repaired: {problem}; restore a snapshot") from None
     finally:
         log.abandon()
