@@ -37,7 +37,7 @@ class Read:
 
     def __init__(self, doubted: Iterable[str] = ()) -> None:
         self.doubted = set(doubted)
-        """Records whose true state was wanted before it was asked, and still is: its answer tells, whatever is known."""
+        """Records whose true state was wanted before it was asked and still is: its answer tells, whatever is known."""
         self.touched: set[str] = set()
         self.overflowed = False
         """Records were let go meanwhile, perhaps some it has spoken about."""
