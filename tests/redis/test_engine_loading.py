@@ -134,6 +134,117 @@ async def test_a_load_whose_generation_was_dropped_meanwhile_changes_nothing(
         assert await engine.get([("job", "a")]) == [row("a")]
 
 
+async def test_a_load_into_a_generation_that_is_being_dropped_changes_nothing(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Some of its rows are gone already: whoever stood still for so long must not go on."""
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        await fill(engine, [row("a")])
+        epoch = engine.epoch
+
+        async def slow() -> AsyncIterator[list[Row]]:
+            yield many("one")
+            with monkeypatch.context() as patience:
+                patience.setattr(compaction, "GIVEN_UP_SECONDS", -1)
+                assert await other.compact(ALL_KEPT)
+            yield many("two")
+
+        with pytest.raises(Unavailable, match="nothing was loaded"):
+            await engine.load(slow())
+        assert engine.epoch == epoch
+        assert await engine.get([("job", "a")]) == [row("a")]
+        await compacted(engine)
+        assert server.say("KEYS", f"{{{namespace}}}:2:*") == []
+
+
+async def test_a_load_during_which_the_server_forgot_some_of_it_changes_nothing(namespace: str):
+    with Server() as server:
+        async with opened(server, namespace) as engine:
+            await fill(engine, [row("a")])
+
+            async def interrupted() -> AsyncIterator[list[Row]]:
+                yield many("half")
+                server.say("SAVE")
+                yield many("lost")
+                server.kill()
+                server.start()
+                yield many("rest")
+
+            with pytest.raises(Unavailable, match="nothing was loaded") as refused:
+                await engine.load(interrupted())
+            assert refused.value.outcome == "not_applied"
+            assert await engine.query(Query(kind="job", limit=9)) == [row("a")]
+            await engine.load(pieces(many("new")))
+            assert await engine.count(Query(kind="job", limit=1)) == 300
+
+
+@pytest.mark.parametrize("when", ["between two calls", "before the switch"])
+async def test_a_load_that_a_replica_takes_over_without_all_of_it_changes_nothing(
+    namespace: str, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    """The epoch stays, as everything acknowledged is there; a load has not been acknowledged yet."""
+    with Server() as master, Server() as replica, Server() as behind:
+        replica.say("REPLICAOF", HOST, master.port)
+        behind.say("REPLICAOF", HOST, replica.port)
+        wait_for_replica(replica)
+        wait_for_replica(behind)
+        both = {"endpoint": f"{master.address},{replica.address}", "wait_replicas": 1, "wait_seconds": 30.0}
+        async with opened(master, namespace, **both) as engine:
+            await fill(engine, [row("a")])
+            epoch = engine.epoch
+
+            def new_epoch() -> str:
+                if when == "before the switch":
+                    master.kill()
+                return "e1e1"
+
+            async def interrupted() -> AsyncIterator[list[Row]]:
+                yield many("half")
+                master.say("WAIT", 1, 30_000)
+                replica.say("REPLICAOF", "NO", "ONE")
+                yield many("lost")
+                if when == "between two calls":
+                    master.kill()
+                yield many("rest")
+
+            monkeypatch.setattr(loading, "new_epoch", new_epoch)
+            with pytest.raises(Unavailable, match="nothing was loaded") as refused:
+                await engine.load(interrupted())
+            assert refused.value.outcome == "not_applied"
+            assert engine.epoch == epoch
+            assert await engine.query(Query(kind="job", limit=9)) == [row("a")]
+
+
+async def test_a_load_that_outlives_the_server_misses_nothing(namespace: str):
+    with Server(appendonly="yes", appendfsync="always") as server:
+        async with opened(server, namespace) as engine:
+            rows = many("x", 1000)
+
+            async def interrupted() -> AsyncIterator[list[Row]]:
+                yield rows[:500]
+                server.kill()
+                server.start()
+                yield rows[500:]
+
+            await engine.load(interrupted())
+            assert await engine.get([each.key for each in rows]) == rows
+            assert await engine.check() == []
+
+
+async def test_a_load_that_was_overtaken_changes_nothing_also_if_that_is_known_by_then(server: Server, namespace: str):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+
+        async def slow() -> AsyncIterator[list[Row]]:
+            yield many("slow")
+            await other.load(pieces(many("quick", 3)))
+            await engine.ping()
+            assert engine.epoch == other.epoch
+
+        with pytest.raises(Unavailable, match="nothing was loaded"):
+            await engine.load(slow())
+        assert await engine.count(Query(kind="job", limit=1)) == 3
+
+
 async def test_of_two_loads_at_once_one_wins_and_the_other_is_told(server: Server, namespace: str):
     async with opened(server, namespace) as one, opened(server, namespace) as two:
         results = await asyncio.gather(

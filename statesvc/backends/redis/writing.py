@@ -26,9 +26,11 @@ async def change(namespace: Namespace, name: str, *arguments: Argument) -> Any:
     return reply
 
 
-async def change_store(namespace: Namespace, name: str, *arguments: Argument) -> list[Any] | None:
+async def change_store(
+    namespace: Namespace, name: str, *arguments: Argument, epoch: str | None = None
+) -> list[Any] | None:
     """The same for a script that begins with format and epoch; None when the epoch is another one by now."""
-    word, *rest = await change(namespace, name, FORMAT, namespace.known.epoch, *arguments)
+    word, *rest = await change(namespace, name, FORMAT, epoch or namespace.known.epoch, *arguments)
     if word == b"format":
         raise too_new(namespace.name, int(rest[0]))
     if word == b"epoch":

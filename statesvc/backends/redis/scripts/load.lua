@@ -1,13 +1,19 @@
--- Put rows into a generation that is being loaded. ARGV: generation, 1 in a Cluster, then kind, id and stored row of each.
--- Returns 1, or 0 when that generation is no longer being loaded.
+-- Put rows into a generation that is being loaded. ARGV: format, epoch, generation, the number it has reached, 1 in a
+-- Cluster, then kind, id and stored row of each.
+-- Returns {'ok'}; {'epoch'} or {'format', oldest} as a commit; {'gone'} when the generation lacks something.
 
-local generations = meta .. ':generations'
-if call('HEXISTS', generations, ARGV[1]) == 0 then
-  return 0
+local oldest, epoch = unpack(call('HMGET', meta, 'oldest', 'epoch'))
+local refused = refusal(oldest, epoch)
+if refused then
+  return refused
 end
-of_generation(ARGV[1])
+local generations = meta .. ':generations'
+if string.match(call('HGET', generations, ARGV[3]) or '', '%.(%d+)$') ~= ARGV[4] then
+  return {'gone'}
+end
+of_generation(ARGV[3])
 local last = {}
-for place = 3, #ARGV, 3 do
+for place = 6, #ARGV, 3 do
   local kind, id = ARGV[place], ARGV[place + 1]
   into(last, kind)[id] = ARGV[place + 2]
 end
@@ -16,9 +22,9 @@ for kind, of_kind in pairs(last) do
     note(kind, id, call('HGET', rows_key(kind), id), value)
   end
 end
-if ARGV[2] == '1' then
+if ARGV[5] == '1' then
   touch_all()
 end
 write_all()
-call('HSET', generations, ARGV[1], call('TIME')[1])
-return 1
+call('HSET', generations, ARGV[3], call('TIME')[1] .. '.' .. number(tonumber(ARGV[4]) + 1))
+return {'ok'}
