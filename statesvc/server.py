@@ -378,8 +378,6 @@ class Server:
     def _began_anew(self) -> None:
         """Acknowledged state may be lost. Nothing that was known holds, and every client is to hear of it: they are
         told by the hello they say next."""
-        if self._store.being_replaced:
-            return  # by a restore of our own, which tells everybody itself
         log.warning("epoch_changed", epoch=self._engine.epoch, connections=len(self._connections))
         self._store.leases = Leases(self._store.clock.steady)
         self._upkeep.start_over()

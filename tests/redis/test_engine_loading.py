@@ -9,6 +9,7 @@ import pytest
 
 from statesvc.backends.port import LogKept, Query, Row
 from statesvc.backends.redis import compaction, loading
+from statesvc.backends.redis.meta import Meta
 from statesvc.backends.redis.scanning import BEGINNINGS, Scan
 from statesvc_client.errors import Gone, Unavailable
 from tests.engines.rows import after, born, fill, row
@@ -243,6 +244,43 @@ async def test_a_load_that_was_overtaken_changes_nothing_also_if_that_is_known_b
         with pytest.raises(Unavailable, match="nothing was loaded"):
             await engine.load(slow())
         assert await engine.count(Query(kind="job", limit=1)) == 3
+
+
+async def test_a_new_epoch_is_told_when_the_load_it_came_about_in_has_failed(server: Server, namespace: str):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        (a,) = await fill(engine, [row("a")])
+        told: list[str] = []
+        engine.began_anew = lambda: told.append(engine.epoch)
+
+        async def slow() -> AsyncIterator[list[Row]]:
+            yield many("slow")
+            await other.load(pieces([row("a")]))
+            await engine.ping()
+
+        with pytest.raises(Unavailable):
+            await engine.load(slow())
+        assert told == [other.epoch]
+        assert await engine.commit([(after(a),)]) == ["conflict"], "nobody has looked since"
+
+
+async def test_a_load_that_is_replaced_at_once_is_not_called_a_success(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    async with opened(server, namespace) as engine, opened(server, namespace) as other:
+        told: list[str] = []
+        engine.began_anew = lambda: told.append(engine.epoch)
+        learn = engine._namespace.learn
+
+        async def late() -> Meta:
+            await other.ping()
+            await other.load(pieces(many("other", 3)))
+            return await learn()
+
+        monkeypatch.setattr(engine._namespace, "learn", late)
+        with pytest.raises(Unavailable, match="another epoch") as unsure:
+            await engine.load(pieces(many("new", 5)))
+        assert unsure.value.outcome == "unknown"
+        assert told == [other.epoch]
 
 
 async def test_of_two_loads_at_once_one_wins_and_the_other_is_told(server: Server, namespace: str):

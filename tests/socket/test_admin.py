@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from statesvc.backends.port import Row
 from statesvc.store import administration
 from statesvc.store.snapshots import inspect
+from tests.engines.addresses import EVERY
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Json, Talker
 
@@ -61,6 +64,34 @@ async def test_a_restore_begins_a_new_epoch_which_the_next_hello_tells(daemon, c
     assert told != earlier
     assert (await client.hello("client-1"))["epoch"] == told
     assert (await admin.ok("list"))["asOf"].startswith(told)
+
+
+async def test_a_restore_that_another_daemons_overtook_ends_every_connection(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The epoch is the other's, and nobody here has asked for it."""
+    make = EVERY["redis"].make(tmp_path)
+    one, two = [await start(make()) for _ in range(2)]
+    admin, idle, elsewhere = await one.client(None), await one.client("idle"), await two.client(None)
+    for talker in (admin, elsewhere):
+        await talker.ok("snapshot", path="s.snapshot")
+    load, leases = one.engine.load, one.store.leases
+
+    async def overtaken(rows: AsyncIterator[list[Row]]) -> None:
+        async def late() -> AsyncIterator[list[Row]]:
+            async for some in rows:
+                yield some
+            await elsewhere.ok("restore", path="s.snapshot")
+            await one.engine.ping()
+
+        await load(late())
+
+    monkeypatch.setattr(one.engine, "load", overtaken)
+    assert (await admin.refused("restore", path="s.snapshot"))[0] == "unavailable"
+    for talker in (admin, idle):
+        assert await talker.line() == b""
+    assert one.store.leases is not leases
+    assert (await (await one.talker()).hello("idle"))["epoch"] == two.engine.epoch
 
 
 async def test_a_watch_ends_with_gone_and_old_cursors_are_gone(daemon, client, admin):
@@ -222,8 +253,6 @@ async def test_folders_and_file_are_for_the_daemon_alone(admin, data):
 
 
 async def test_a_snapshot_moves_to_another_engine(start: Start, tmp_path, daemon, client, admin, data):
-    from tests.engines.addresses import EVERY
-
     await fill(client, 5)
     await daemon.caught_up()
     before = await jobs_of(client)

@@ -104,8 +104,11 @@ class RedisEngine(Engine):
         self._log.replaced(meta)
         self._guesses.clear()
         if was and not self._loading:
-            self._seen.began_anew()
-            self.began_anew()
+            self._tell_of_new_epoch()
+
+    def _tell_of_new_epoch(self) -> None:
+        self._seen.began_anew()
+        self.began_anew()
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -249,13 +252,24 @@ class RedisEngine(Engine):
         return await dumping.dump(self._namespace)
 
     async def load(self, rows: AsyncIterator[list[Row]]) -> None:
-        self._loading = True
+        before, self._loading = self.epoch, True
         try:
-            server = self.server
-            await loading.load(self._namespace, rows)
-            await self.assure(server)
+            await self._replace(rows)
+        except BaseException:
+            # Whoever loads expects a new epoch of a load that succeeds, and of no other.
+            if self.epoch != before:
+                self._tell_of_new_epoch()
+            raise
         finally:
             self._loading = False
+
+    async def _replace(self, rows: AsyncIterator[list[Row]]) -> None:
+        server = self.server
+        epoch = await loading.load(self._namespace, rows)
+        await self.assure(server)
+        if self.epoch != epoch:
+            why = f"the namespace {self._namespace.name} was loaded, and began yet another epoch right after that"
+            raise Unavailable(why, outcome="unknown")
 
     async def check(self) -> list[str]:
         return await checking.check(self._namespace)

@@ -24,7 +24,8 @@ CALL_ROWS = 128
 CALL_BYTES = 256 * 1024
 
 
-async def load(namespace: Namespace, rows: AsyncIterator[list[Row]]) -> None:
+async def load(namespace: Namespace, rows: AsyncIterator[list[Row]]) -> str:
+    """Returns the epoch that was begun with them."""
     generation = _Generation(namespace)
     await generation.begin()
     batch: list[Argument] = []
@@ -39,8 +40,10 @@ async def load(namespace: Namespace, rows: AsyncIterator[list[Row]]) -> None:
             size += len(value)
     if batch:
         await generation.fill(batch)
-    await generation.switch(new_epoch())
+    epoch = new_epoch()
+    await generation.switch(epoch)
     await namespace.learn()
+    return epoch
 
 
 class _Generation:
