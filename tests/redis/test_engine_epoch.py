@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from statesvc.backends.port import LogKept, Query
+from statesvc.backends.redis import commits
 from statesvc.backends.redis.durability import durability_of
 from statesvc.backends.redis.epochs import Trust, unproven
 from statesvc.backends.redis.facts import Facts
@@ -269,6 +270,38 @@ async def test_what_was_read_from_one_server_is_not_assured_by_the_next(namespac
             server = engine.server
             assert await engine.get([("job", "a"), ("job", "lost")]) == [row("a"), None]
             await engine.assure(server)
+
+
+async def test_calls_sent_again_elsewhere_do_not_assure_those_that_went_before(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The server forgets the script between two calls that were sent at once, and is gone when the second comes again:
+    the one that took over has replicas enough, and lacks what the first wrote."""
+    monkeypatch.setattr(commits, "CALL_UNITS", 1)
+    with Server() as master, Server() as replica, Server() as behind:
+        replica.say("REPLICAOF", "127.0.0.1", master.port)
+        behind.say("REPLICAOF", "127.0.0.1", replica.port)
+        wait_for_replica(replica)
+        wait_for_replica(behind)
+        both = {"endpoint": f"{master.address},{replica.address}"}
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0, **both) as engine:
+            await fill(engine, [row("a")])
+            replica.say("REPLICAOF", "NO", "ONE")
+            change = engine._link.change
+
+            async def forgetful(*commands: Any, until: float) -> list[Any]:
+                if len(commands) == 2:
+                    return await change(*commands, until=until)
+                one, two, _ = commands
+                first, waited, _, second = await change(one, ("WAIT", 1, 1), ("SCRIPT", "FLUSH"), two, until=until)
+                master.kill()
+                return [first, second, waited]
+
+            monkeypatch.setattr(engine._link, "change", forgetful)
+            with pytest.raises(Unavailable, match="0 of 1 replicas") as unsure:
+                await engine.commit([born("lost"), born("b")])
+            assert unsure.value.outcome == "unknown"
+            assert await engine.get([("job", "lost"), ("job", "b")]) == [None, row("b")]
 
 
 async def test_a_refused_unit_needs_no_replica(namespace: str):

@@ -31,7 +31,8 @@ async def run(
     calls: Sequence[Sequence[Argument]],
     tail: Sequence[Command] = (),
 ) -> list[Any]:
-    """The replies to calls of a script, then those to the commands of `tail`, which follow them every time.
+    """The replies to calls of a script, then those to the commands of `tail`, which follow them every time. These count
+    something, and each is about the calls it followed: of several the smallest holds for all calls.
 
     Calls must not depend on each other: some of them may be sent again behind the others, before the loop's clock says
     `until`. How long one sending may take is for `send` to know.
@@ -48,9 +49,16 @@ async def run(
             if len(again) == len(calls):
                 raise
             break  # some are answered: the answers count
+        if len(again) < len(calls):
+            renewed[len(again) :] = map(_smaller, replies[len(calls) :], renewed[len(again) :])
         for place, reply in zip([*again, *range(len(calls), len(replies))], renewed, strict=True):
             replies[place] = reply
     return replies
+
+
+def _smaller(one: Any, other: Any) -> Any:
+    """What is no number tells less than any number."""
+    return min((one, other), key=lambda reply: reply if isinstance(reply, int) else -1)
 
 
 def _is(reply: Any, *codes: str) -> bool:
