@@ -320,13 +320,53 @@ def test_a_secret_of_the_wrong_form_is_not_shown_in_the_error(tmp_path):
         ("backend: memory\n", "backend: belongs below the section 'state:'"),
         ("state: !!python/object:os.system {}\n", "could not determine a constructor"),
         ("state: {a: " + "[" * 3000 + "]" * 3000 + "}", "nested too deeply"),
+        ("state: {backend: \0}\n", "special characters are not allowed"),
+        ("server: {since: 2024-13-45}\n", "line 1, column 17: cannot be read as timestamp"),
+        ("a:\n  b: 0b_\n", "line 2, column 6: cannot be read as int"),
+        ("a: !!int ''\n", "line 1, column 4: cannot be read as int"),
+        ("a: " + "1" * 5000 + "\n", "line 1, column 4: cannot be read as int"),
+        ("state: {limits: {clients: 0x" + "f" * 5000 + "}}\n", "line 1, column 27: cannot be read as int"),
+        ("a: !!float x\n", "line 1, column 4: cannot be read as float"),
+        ("a: " + "1:" * 400 + "1.5\n", "line 1, column 4: cannot be read as float"),
+        ("a: !!bool x\n", "line 1, column 4: cannot be read as bool"),
+        ("a: !!timestamp x\n", "line 1, column 4: cannot be read as timestamp"),
+        ('state: {socket: "\\ud800"}\n', "line 1, column 17: cannot be read as str"),
+        ("a: &a [*a]\n", "line 1, column 4: stands for more than 100000 values"),
+        ("# " + "x" * (1 << 20) + "\n", "longer than the 1048576 bytes"),
     ],
 )
-def test_a_file_that_is_not_what_it_should_be_is_refused_with_its_place(tmp_path, text, expected):
+def test_a_file_that_is_not_what_it_should_be_is_refused_in_one_line_with_its_place(tmp_path, text, expected):
     file = written(tmp_path, text)
     problems = problems_of({"config": file})
     assert expected in problems
     assert str(file) in problems
+    assert len(problems.splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["[{0},{0},{0},{0}]", "{{<<: [{0},{0},{0},{0}]}}"])
+def test_aliases_that_stand_for_more_than_any_memory_holds_are_refused(tmp_path, line):
+    lines = ["a0: &a0 {x: 1}"] + [f"a{n + 1}: &a{n + 1} " + line.format(f"*a{n}") for n in range(40)]
+    file = written(tmp_path, "\n".join([*lines, "state: {backend: *a40}\n"]))
+    assert "stands for more than 100000 values" in problems_of({"config": file})
+
+
+def test_an_alias_is_as_good_as_what_it_stands_for(tmp_path):
+    file = written(tmp_path, "few: &few {clients: 7}\nstate: {limits: {<<: *few, depth: 9}}\n")
+    limits = load({"config": file}, {}).settings.limits
+    assert (limits.clients, limits.depth) == (7, 9)
+
+
+def test_a_pipe_is_read_to_its_end_and_one_through_which_nothing_comes_is_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    assert problems_of({"config": pipe}) == f"{pipe}: a pipe through which nothing came"
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"state: {backend: memory}\n")
+        os.close(writing)
+        assert load({"config": f"/dev/fd/{reading}"}, {}).settings.backend == "memory"
+    finally:
+        os.close(reading)
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path):
