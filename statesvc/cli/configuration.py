@@ -23,10 +23,17 @@ def config_command() -> None:
 def show_command(config: Path | None, origin: bool, output: str) -> None:
     """Print every key with the value in force. Secrets are hidden."""
     loaded = load({"config": config})
+    _tell_hidden(loaded)
     if output == "json":
         click.echo(json.dumps(_for_programs(loaded, origin), indent=2))
     else:
         _show_to_people(loaded, origin)
+
+
+def _tell_hidden(loaded: Loaded) -> None:
+    """Beside the answer: whoever may look into those places may get another one."""
+    for place in loaded.hidden:
+        click.echo(f"statesvc: {place}: not looked at, for want of permission", err=True)
 
 
 def _for_programs(loaded: Loaded, origin: bool) -> dict[str, object]:
@@ -51,4 +58,5 @@ def check_command(file: Path | None) -> None:
     The environment counts too, as it would for the daemon.
     """
     loaded = load({"config": file})
+    _tell_hidden(loaded)
     click.echo(f"good: {loaded.file}" if loaded.file else "good: no file, defaults and environment only")

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from statesvc import failpoints
 from statesvc.config import identities
@@ -54,6 +54,8 @@ class Loaded(NamedTuple):
     settings: Settings
     origins: dict[str, str]
     file: Path | None
+    hidden: tuple[Path, ...] = ()
+    """Usual places that could not be looked at, and so did not count."""
 
 
 class Given(NamedTuple):
@@ -71,7 +73,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, s
     """
     known = dict(leaves())
     problems: list[str] = []
-    file = _find_file(flags.get("config"), environ)
+    file, hidden = _find_file(flags.get("config"), environ)
     winners: dict[str, Given] = {}
     for given in _everything_given(file, environ, flags, known, problems, serving=serving):
         if given.key in known:
@@ -82,7 +84,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, s
     if problems:
         raise BadConfiguration(problems)
     origins = {key: winners[key].origin if key in winners else "default" for key in known}
-    return Loaded(settings, origins, file)
+    return Loaded(settings, origins, file, hidden)
 
 
 def from_values(values: Mapping[str, Any], origin: str) -> Settings:
@@ -126,8 +128,8 @@ def variable_name(key: str) -> str:
     return PREFIX + key.replace(".", "__").upper()
 
 
-def _find_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
-    """A file somebody named must be there; the usual places may be empty."""
+def _find_file(flag: Any, environ: Mapping[str, str]) -> tuple[Path | None, tuple[Path, ...]]:
+    """The file that counts, and the usual places before it that could not be looked at. A named file must be there."""
     named = (
         (flag, "flag --config"),
         (environ.get("STATESVC_CONFIG"), "environment STATESVC_CONFIG"),
@@ -135,10 +137,34 @@ def _find_file(flag: Any, environ: Mapping[str, str]) -> Path | None:
     )
     for name, origin in named:
         if name:
-            if not os.path.exists(name):
+            if _look(name) == "missing":
                 raise BadConfiguration([f"{name}: there is no such configuration file ({origin})"])
-            return Path(name)
-    return next((place for place in USUAL_FILES if place.exists()), None)
+            return Path(name), ()
+    return _usual_file()
+
+
+def _usual_file() -> tuple[Path | None, tuple[Path, ...]]:
+    """The usual places may be empty, or in a folder that we may not look into: what is there is not meant for us."""
+    hidden: list[Path] = []
+    for place in USUAL_FILES:
+        look = _look(place)
+        if look == "there":
+            return place, tuple(hidden)
+        if look == "hidden":
+            hidden.append(place)
+    return None, tuple(hidden)
+
+
+def _look(place: str | Path) -> Literal["there", "missing", "hidden"]:
+    try:
+        os.stat(place)
+    except PermissionError:
+        return "hidden"
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return "missing"
+    except OSError:
+        pass  # whoever reads it is told why it cannot be
+    return "there"
 
 
 def _in_wrong_hands(file: Path, status: os.stat_result, *, serving: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from statesvc import __version__
 from statesvc.cli.app import COMMANDS
 from statesvc.cli.manual import manual
+from statesvc.config import sources
 from statesvc.config.model import leaves
 from statesvc_client import wire
 from tests.cli.running import daemon, plain_environment, run
@@ -119,6 +121,24 @@ def test_config_check_says_good_or_exits_78_with_every_problem(tmp_path):
     assert misspelt == f"statesvc: limits.depht: unknown key (file {file}); did you mean limits.depth?"
     assert wrong.startswith(f"statesvc: limits.clients: 0 is not allowed (file {file}); it takes a whole number")
     assert run("config", "check").out == "good: no file, defaults and environment only\n"
+
+
+def test_config_tells_the_usual_places_it_may_not_look_at_and_verbs_do_without_them(tmp_path, monkeypatch):
+    place = tmp_path / "closed" / "statesvc.yml"
+    place.parent.mkdir(mode=0o000)
+    monkeypatch.setattr(sources, "USUAL_FILES", (place,))
+    own = os.geteuid()
+    os.seteuid(own or 54321)
+    try:
+        checked, shown, asked = run("config", "check"), run("config", "show", "-o", "json"), run("ping")
+    finally:
+        os.seteuid(own)
+        place.parent.chmod(0o700)
+    told = f"statesvc: {place}: not looked at, for want of permission\n"
+    assert (checked.code, checked.out) == (0, "good: no file, defaults and environment only\n")
+    assert checked.err == shown.err == told
+    assert json.loads(shown.out)["backend"] == "sqlite"
+    assert "/run/statesvc/statesvc.sock" in asked.err
 
 
 def test_version_is_that_of_the_package():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,19 @@ def problems_of(flags=None, environ=None) -> str:
     return str(caught.value)
 
 
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """Nobody may look into the folder, and we are not root."""
+    folder.chmod(0)
+    own = os.geteuid()
+    os.seteuid(own or 54321)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+        folder.chmod(0o700)
+
+
 def test_nothing_given_means_the_defaults():
     loaded = load({}, {})
     assert loaded.settings == Settings()
@@ -108,6 +123,24 @@ def test_a_usual_place_is_used_when_there_is_a_file_and_passed_over_when_there_i
     monkeypatch.setattr(sources_module, "USUAL_FILES", (tmp_path / "missing.yml", file))
     loaded = load({}, {})
     assert (loaded.settings.backend, loaded.file) == ("memory", file)
+
+
+@pytest.mark.parametrize("serving", [True, False])
+def test_a_usual_place_that_cannot_be_looked_at_is_passed_over_and_told(tmp_path, monkeypatch, serving):
+    place = tmp_path / "closed" / "statesvc.yml"
+    place.parent.mkdir()
+    monkeypatch.setattr(sources_module, "USUAL_FILES", (place,))
+    with closed(place.parent):
+        loaded = load({}, {}, serving=serving)
+    assert (loaded.settings, loaded.file, loaded.hidden) == (Settings(), None, (place,))
+    assert load({}, {}).hidden == (), "it is not hidden, only missing"
+
+
+def test_a_named_file_that_cannot_be_looked_at_is_an_error(tmp_path):
+    file = tmp_path / "closed" / "statesvc.yml"
+    file.parent.mkdir()
+    with closed(file.parent):
+        assert problems_of({"config": file}) == f"{file}: cannot be read: Permission denied"
 
 
 @pytest.mark.parametrize("variable", ["STATESVC_CONFIG", "JOBLET_CONFIG_PATH"])
