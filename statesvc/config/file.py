@@ -21,11 +21,15 @@ ROOT = "state"
 # Joblet's file has many other sections, so other names at the top are no error. These are ours alone.
 _MISPLACED = frozenset({"backend", "socket", "durability", "require_backend", "drain_seconds"})
 
+# What is made of the file: our section, and what is merged into the top, where that may come from.
+_READ = (ROOT, "<<")
+_UNREAD = yaml.ScalarNode("tag:yaml.org,2002:null", "")
+
 MOST_BYTES = 1 << 20
 """More than any configuration; a wrong path must not read a whole disk."""
 
 MOST_VALUES = 100_000
-"""Of a file, each alias counted as all it stands for: a few lines of them can stand for more than any memory holds."""
+"""Of our section, each alias counted as all it stands for: a few lines of them can stand for more than memory holds."""
 
 # What yaml raises, beside its own errors, for a scalar that looks like a date or a number and is none.
 _NOT_READ = (ValueError, ArithmeticError, LookupError, AttributeError)
@@ -34,11 +38,13 @@ _NOT_READ = (ValueError, ArithmeticError, LookupError, AttributeError)
 class _Loader(yaml.SafeLoader):
     """SafeLoader that says where a value is that it cannot make, and refuses what YAML would take without a word.
 
-    That is a key given twice, of which YAML keeps the last, and aliases without end.
+    That is a key given twice, of which YAML keeps the last, and aliases without end. Sections of others are not made.
     """
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
+        if isinstance(node, yaml.MappingNode):
+            node.value = [(key, value if key.value in _READ else _UNREAD) for key, value in node.value]
         if node is not None:
             _count(node, {})
         return node

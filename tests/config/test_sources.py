@@ -354,17 +354,17 @@ def test_a_secret_of_the_wrong_form_is_not_shown_in_the_error(tmp_path):
         ("state: !!python/object:os.system {}\n", "could not determine a constructor"),
         ("state: {a: " + "[" * 3000 + "]" * 3000 + "}", "nested too deeply"),
         ("state: {backend: \0}\n", "special characters are not allowed"),
-        ("server: {since: 2024-13-45}\n", "line 1, column 17: cannot be read as timestamp"),
-        ("a:\n  b: 0b_\n", "line 2, column 6: cannot be read as int"),
-        ("a: !!int ''\n", "line 1, column 4: cannot be read as int"),
-        ("a: " + "1" * 5000 + "\n", "line 1, column 4: cannot be read as int"),
+        ("state: {since: 2024-13-45}\n", "line 1, column 16: cannot be read as timestamp"),
+        ("state:\n  b: 0b_\n", "line 2, column 6: cannot be read as int"),
+        ("state: {a: !!int ''}\n", "line 1, column 12: cannot be read as int"),
+        ("state: {a: " + "1" * 5000 + "}\n", "line 1, column 12: cannot be read as int"),
         ("state: {limits: {clients: 0x" + "f" * 5000 + "}}\n", "line 1, column 27: cannot be read as int"),
-        ("a: !!float x\n", "line 1, column 4: cannot be read as float"),
-        ("a: " + "1:" * 400 + "1.5\n", "line 1, column 4: cannot be read as float"),
-        ("a: !!bool x\n", "line 1, column 4: cannot be read as bool"),
-        ("a: !!timestamp x\n", "line 1, column 4: cannot be read as timestamp"),
+        ("state: {a: !!float x}\n", "line 1, column 12: cannot be read as float"),
+        ("state:\n  a: " + "1:" * 400 + "1.5\n", "line 2, column 6: cannot be read as float"),
+        ("state: {a: !!bool x}\n", "line 1, column 12: cannot be read as bool"),
+        ("state: {a: !!timestamp x}\n", "line 1, column 12: cannot be read as timestamp"),
         ('state: {socket: "\\ud800"}\n', "line 1, column 17: cannot be read as str"),
-        ("a: &a [*a]\n", "line 1, column 4: stands for more than 100000 values"),
+        ("state: {a: &a [*a]}\n", "line 1, column 12: stands for more than 100000 values"),
         ("# " + "x" * (1 << 20) + "\n", "longer than the 1048576 bytes"),
     ],
 )
@@ -381,6 +381,19 @@ def test_aliases_that_stand_for_more_than_any_memory_holds_are_refused(tmp_path,
     lines = ["a0: &a0 {x: 1}"] + [f"a{n + 1}: &a{n + 1} " + line.format(f"*a{n}") for n in range(40)]
     file = written(tmp_path, "\n".join([*lines, "state: {backend: *a40}\n"]))
     assert "stands for more than 100000 values" in problems_of({"config": file})
+
+
+@pytest.mark.parametrize(
+    "section", ["{since: 2024-13-45}", "!theirs {a: 1}", "{a: 1, a: 2}", "&a [*a]", "!!int x", '"\\ud800"', "0b_"]
+)
+def test_sections_of_others_are_not_looked_at(tmp_path, section):
+    file = written(tmp_path, f"server: {section}\nstate: {{backend: memory}}\n")
+    assert load({"config": file}, {}).settings.backend == "memory"
+
+
+def test_what_is_merged_into_the_top_counts(tmp_path):
+    file = written(tmp_path, "base: &base {state: {backend: memory}}\n<<: *base\n")
+    assert load({"config": file}, {}).settings.backend == "memory"
 
 
 def test_an_alias_is_as_good_as_what_it_stands_for(tmp_path):
