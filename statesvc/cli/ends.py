@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from statesvc.addresses import without_login
 from statesvc.config.model import DAY_SECONDS, Settings
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def _of_file(text: str) -> End:
 
     if not os.path.exists(text):
         raise click.UsageError(
-            f"{text}: no such file, and no address: name a configuration file, or sqlite:PATH, redis://..., "
-            "dynamodb://..., unix:SOCKET"
+            f"{without_login(text)}: no such file, and no address: name a configuration file, or sqlite:PATH, "
+            "redis://..., dynamodb://..., unix:SOCKET"
         )
     settings = load({"config": text}, {_PASSWORD: os.environ[_PASSWORD]} if _PASSWORD in os.environ else {}).settings
     return End(f"{text} ({settings.backend})", settings, settings.socket)

@@ -15,6 +15,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from statesvc.addresses import is_web_address, read_endpoints
+from statesvc.config.problems import shown
+
 KNOWN_BACKENDS = ("memory", "sqlite", "redis", "dynamodb")
 
 KIB = 1024
@@ -27,6 +30,10 @@ ENVELOPE_BYTES = 8 * KIB
 
 # The name of a kind, as the rules take it.
 _KIND = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)
+
+# The name of a table, as DynamoDB takes it, or the whole name of one that belongs to another account.
+_TABLE = re.compile(r"(arn:\S+:table/)?[A-Za-z0-9_.-]{3,255}")
+_REGION = re.compile(r"[A-Za-z0-9-]{0,63}")
 
 # sockaddr_un holds 108 bytes including the closing NUL.
 SOCKET_PATH_BYTES = 107
@@ -248,7 +255,7 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
     """(key, problem) for values that are well-formed one by one and cannot work as a whole."""
     if settings.backend not in KNOWN_BACKENDS:
         known = ", ".join(KNOWN_BACKENDS)
-        yield "backend", f"backend '{settings.backend}' is not part of this version; known: {known}"
+        yield "backend", f"backend {shown(settings.backend)} is not part of this version; known: {known}"
     if len(str(settings.socket).encode()) > SOCKET_PATH_BYTES:
         yield "socket", f"socket: longer than the {SOCKET_PATH_BYTES} bytes a Unix socket's path can have"
     if settings.storage.redis.password and settings.storage.redis.password_file:
@@ -258,7 +265,37 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
         if not _KIND.fullmatch(kind):
             allowed = "it takes 1 to 64 of a-z 0-9 _ . - and begins with a letter or _"
             yield "lifecycles", f"lifecycles: {kind!r} cannot be the name of a kind; {allowed}"
+    yield from _unreachable(settings)
     yield from _contradicting_limits(settings.limits)
+
+
+def _unreachable(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Where no server can be. Of an engine that is not chosen what is empty does not matter."""
+    redis, dynamodb = settings.storage.redis, settings.storage.dynamodb
+    if redis.endpoint or settings.backend == "redis":
+        try:
+            read_endpoints(redis.endpoint, default_port=1)
+        except ValueError as problem:
+            yield "storage.redis.endpoint", f"storage.redis.endpoint: {problem}"
+    if dynamodb.endpoint and not is_web_address(dynamodb.endpoint):
+        # Not shown: somebody may have put a password into it.
+        text = "storage.dynamodb.endpoint: not of the form http://host:port or https://host"
+        yield "storage.dynamodb.endpoint", text
+    if settings.backend == "dynamodb":
+        yield from _impossible_names(dynamodb)
+
+
+def _impossible_names(dynamodb: Dynamodb) -> Iterator[tuple[str, str]]:
+    names = {"table_name": dynamodb.table_name}
+    if dynamodb.companion_table:
+        names["companion_table"] = dynamodb.companion_table
+    for name, table in names.items():
+        if not _TABLE.fullmatch(table):
+            key = f"storage.dynamodb.{name}"
+            yield key, f"{key}: {shown(table)} cannot be the name of a table; it takes 3 to 255 of A-Z a-z 0-9 _ . -"
+    if not _REGION.fullmatch(dynamodb.region):
+        key = "storage.dynamodb.region"
+        yield key, f"{key}: {shown(dynamodb.region)} cannot be the name of a region"
 
 
 def _contradicting_limits(limits: Limits) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from statesvc.addresses import without_login
+
 _SHOWN_CHARS = 80
 
 
@@ -41,5 +43,6 @@ def unfit_value(key: str, value: Any, allowed: str, origin: str, secret: bool) -
 
 
 def shown(value: Any) -> str:
-    text = repr(str(value)) if not isinstance(value, bool | int | float | None) else str(value).lower()
+    """A value as it may be printed: short, on one line, and nothing of it that may be a password in an address."""
+    text = repr(without_login(str(value))) if not isinstance(value, bool | int | float | None) else str(value).lower()
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

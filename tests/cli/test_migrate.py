@@ -331,6 +331,7 @@ def test_a_daemon_is_no_target(serving, tmp_path, target):
         ("sqlite:{folder}/none", 2, "holds no store"),
         ("unix:{folder}/none.sock", 5, "is the daemon running?"),
         ("{folder}/none.yml", 2, "no such file, and no address"),
+        ("Redis://:hunter2@localhost", 2, "Error: ...@localhost: no such file, and no address"),
         ("sqlite:", 2, "a path is missing"),
         ("redis://localhost:6379?colour=red", 2, "takes no 'colour'"),
         ("redis://localhost:6379?namespace={{}}", 78, "namespace"),

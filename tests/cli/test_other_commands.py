@@ -67,6 +67,16 @@ def test_serve_exits_78_and_names_what_is_wrong_with_the_configuration(flags, to
     assert "Traceback" not in result.stderr
 
 
+def test_serve_and_config_check_refuse_an_address_that_is_none_and_show_no_password(tmp_path):
+    file = tmp_path / "c.yml"
+    file.write_text("state: {backend: redis, storage: {redis: {endpoint: 'redis://:hunter2@db:6379'}}}\n")
+    served, checked = serve("--config", str(file)), run("config", "check", str(file))
+    for code, told in ((served.returncode, served.stderr), (checked.code, checked.err)):
+        assert code == 78
+        assert told.startswith("statesvc: storage.redis.endpoint: '...@db:6379' is not host:port; ")
+        assert len(told.splitlines()) == 1
+
+
 def test_serve_lists_every_problem_one_a_line():
     result = serve("--durability", "x", STATESVC_LIMITS__CLIENTS="none", STATESVC_NOSUCH="1")
     assert result.returncode == 78

@@ -450,6 +450,24 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
             {"storage.redis.password": "a", "storage.redis.password_file": "/b"},
             "storage.redis.password: given",
         ),
+        (
+            {"storage.redis.endpoint": "db:x"},
+            "storage.redis.endpoint: 'db:x' is not host:port; an IPv6 address goes in",
+        ),
+        ({"storage.redis.endpoint": "", "backend": "redis"}, "storage.redis.endpoint: empty; give host:port or the"),
+        (
+            {"storage.dynamodb.endpoint": "localhost:8000"},
+            "storage.dynamodb.endpoint: not of the form http://host:port",
+        ),
+        (
+            {"storage.dynamodb.table_name": "a/b", "backend": "dynamodb"},
+            "storage.dynamodb.table_name: 'a/b' cannot be the name of a table; it takes 3 to 255 of A-Z a-z 0-9 _ . -",
+        ),
+        (
+            {"storage.dynamodb.companion_table": "jo", "backend": "dynamodb"},
+            "storage.dynamodb.companion_table: 'jo' can",
+        ),
+        ({"storage.dynamodb.region": "eu west", "backend": "dynamodb"}, "storage.dynamodb.region: 'eu west' cannot be"),
         ({"access.uids": ["no-such-user"]}, "access.uids: there is no user 'no-such-user' on this host"),
         ({"access.gids": ["no-such-group"]}, "access.gids: there is no group 'no-such-group' on this host"),
         ({"access.socket_group": "no-such"}, "access.socket_group: there is no group 'no-such' on this host"),
@@ -465,10 +483,24 @@ def test_values_that_cannot_work_together_are_refused(flags, expected):
         {"limits.record_bytes": (10 << 20) - 8192},
         {"limits.frame_bytes": 64 << 10, "limits.record_bytes": 56 << 10},
         {"lifecycles": {"job": {"RUNNING": ["PAUSED"]}, "_my.own-kind2": {}, "x" * 64: {}}},
+        {"storage.redis.endpoint": "", "storage.dynamodb.table_name": ""},
+        {"storage.redis.endpoint": "/run/redis@1/redis.sock", "backend": "redis"},
+        {"storage.dynamodb.table_name": "arn:aws:dynamodb:eu-west-1:1234:table/jobs", "backend": "dynamodb"},
     ],
 )
 def test_values_that_just_work_together_are_taken(flags):
     assert load(flags, {}).settings != Settings()
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["storage.redis.endpoint", "storage.redis.db", "storage.dynamodb.endpoint", "storage.dynamodb.region", "backend"],
+)
+def test_a_password_in_an_address_is_never_shown(key):
+    flags = {"backend": "dynamodb", key: "redis://:hunter2@db:6379"}
+    problems = problems_of(flags)
+    assert problems.startswith(key)
+    assert "hunter2" not in problems
 
 
 def test_the_window_of_marks_is_no_key_any_more():

@@ -160,7 +160,10 @@ def test_the_endpoint_comes_from_variables_and_profile(monkeypatch, tmp_path: Pa
     assert find(Access(region="us-east-1", endpoint="http://configured:4")).url == "http://configured:4"
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "http://u:password@host", "http://h:x"])
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:8000", "ftp://host", "http://", "http://u:password@host", "http://h:x", "http://[h", "http://a b"],
+)
 def test_an_endpoint_that_is_none_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(Unavailable, match=r"storage\.dynamodb\.endpoint: not of the form") as caught:
         find(Access(region="us-east-1", endpoint=url))

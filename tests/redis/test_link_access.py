@@ -27,10 +27,23 @@ def test_endpoints_are_hosts_and_ports_or_a_path(text: str, addresses: list[str]
     assert [str(address) for address in read_endpoints(text)] == addresses
 
 
-@pytest.mark.parametrize("text", ["", " , ", ":6379", "host:port", "host:0", "host:70000", "::1", "[::1", "[::1]x:1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", " , ", ":6379", "host:port", "host:0", "host:70000", "host:" + "1" * 5000, "::1", "[::1", "[::1]x:1", "a b:1"],
+)
 def test_what_is_no_endpoint_is_refused_by_name(text: str):
-    with pytest.raises(ValueError, match=r"storage\.redis\.endpoint"):
+    with pytest.raises(ValueError, match=r"storage\.redis\.endpoint: "):
         read_endpoints(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["redis://:hunter2@db:6379", "hunter2@db:6379", "u:hun,ter2@db:6379,hunter2@db:6379", "u:hun@ter2@db:6379"]
+)
+def test_what_stands_in_front_of_an_at_sign_is_never_shown(text: str):
+    with pytest.raises(ValueError, match=r"'\.\.\.@db:6379' is not host:port") as caught:
+        read_endpoints(text)
+    assert "hun" not in str(caught.value)
+    assert "ter2" not in str(caught.value)
 
 
 def test_sentinels_have_a_port_of_their_own():

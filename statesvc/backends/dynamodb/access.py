@@ -10,13 +10,14 @@ import logging
 import os
 import ssl
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from msgspec import Struct
 
 from statesvc_client.errors import BadRequest, Unavailable
 
+from ...addresses import is_web_address
 from .signing import Credentials
 
 if TYPE_CHECKING:
@@ -171,16 +172,11 @@ def _endpoint_of(session: Session, region: str) -> str:
     return f"https://{found['hostname']}"
 
 
-def _checked(url: str) -> Any:
-    parts = urlsplit(url)
-    try:
-        usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
+def _checked(url: str) -> SplitResult:
     # Not shown as it is: somebody may have put a password into it.
-    if not usable or parts.username or parts.query or parts.fragment:
+    if not is_web_address(url):
         raise Unavailable("storage.dynamodb.endpoint: not of the form http://host:port or https://host")
-    return parts
+    return urlsplit(url)
 
 
 def _tls(session: Session) -> ssl.SSLContext:

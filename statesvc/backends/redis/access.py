@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
+from ... import addresses
 from .faults import Trouble
 
 if TYPE_CHECKING:
@@ -122,29 +123,10 @@ def access_of(settings: Redis) -> Access:
 
 def read_endpoints(text: str, default_port: int = PORT) -> tuple[Address, ...]:
     """The addresses in `storage.redis.endpoint`, in their order."""
-    if text.startswith("/"):
-        return (Address(path=text),)
-    addresses = tuple(_address(part.strip(), default_port) for part in text.split(",") if part.strip())
-    if not addresses:
-        raise ValueError("storage.redis.endpoint: empty; give host:port or the path of a Unix socket")
-    return addresses
-
-
-def _address(text: str, default_port: int) -> Address:
-    host, port = _host_and_port(text)
-    if not host or not (port or "0").isdecimal() or int(port or default_port) not in range(1, 65_536):
-        raise ValueError(f"storage.redis.endpoint: {text!r} is not host:port; an IPv6 address goes in [ ]")
-    return Address(host, int(port or default_port))
-
-
-def _host_and_port(text: str) -> tuple[str, str]:
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        return (host, rest.removeprefix(":")) if bracket and (not rest or rest.startswith(":")) else ("", "")
-    if text.count(":") > 1:
-        return "", ""
-    host, _, port = text.partition(":")
-    return host, port
+    try:
+        return tuple(Address(*each) for each in addresses.read_endpoints(text, default_port))
+    except ValueError as problem:
+        raise ValueError(f"storage.redis.endpoint: {problem}") from None
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------
