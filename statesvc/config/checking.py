@@ -35,8 +35,11 @@ class Unfit(Exception):
 def checked(annotation: Any, value: Any) -> Any:
     """`value` as the type `annotation` names, or Unfit."""
     try:
+        if isinstance(value, str | Path):
+            # Bytes that are no UTF-8 come from flags and the environment as half characters, which nobody can send on.
+            str(value).encode()
         return msgspec.convert(value, annotation, strict=True, dec_hook=_own_type)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         raise Unfit(described(annotation)) from None
 
 
@@ -73,7 +76,7 @@ def _list_from_text(item: Any, text: str) -> Any:
 def _read(reader: Any, text: str) -> Any:
     try:
         return reader(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

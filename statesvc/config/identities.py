@@ -62,6 +62,6 @@ def unknown(access: Access) -> Iterator[tuple[str, str]]:
 def _is_missing(look_up: Callable[[NumberOrName], int], name: NumberOrName) -> bool:
     try:
         look_up(name)
-    except KeyError:
+    except (KeyError, ValueError):  # the second for what cannot be a name: it holds a NUL, or half a character
         return True
     return False

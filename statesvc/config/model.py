@@ -70,7 +70,7 @@ Bytes = Annotated[int, Meta(ge=4 * KIB, le=GIB)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 OctalMode = Annotated[
-    str, Meta(pattern="^0[0-7]{3}$", description='a file mode in octal and in quotes, such as "0600"')
+    str, Meta(pattern=r"^0[0-7]{3}\Z", description='a file mode in octal and in quotes, such as "0600"')
 ]
 NumberOrName = Annotated[int, Meta(ge=0, le=2**32 - 2)] | str
 
@@ -158,9 +158,9 @@ class Redis(Struct, frozen=True):
     password: Secret | None = None
     password_file: Path | None = None
     db: Annotated[int, Meta(ge=0, le=65_535)] = 0
-    namespace: Annotated[str, Meta(pattern="^[A-Za-z0-9_.:-]{1,64}$", description="1 to 64 of A-Z a-z 0-9 _ . : -")] = (
-        "statesvc"
-    )
+    namespace: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}\Z", description="1 to 64 of A-Z a-z 0-9 _ . : -")
+    ] = "statesvc"
     ttl_days: CountOrZero = 30
     tls: bool = False
     tls_ca_file: Path | None = None

@@ -23,7 +23,7 @@ class BadConfiguration(Exception):
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> str:
     nearest = nearest_key(key, known)
     advice = f"; did you mean {nearest}?" if nearest else ""
-    return f"{key}: unknown key ({origin}){advice}"
+    return f"{key if key.isprintable() else repr(key)}: unknown key ({origin}){advice}"
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:

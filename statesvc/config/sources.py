@@ -72,14 +72,17 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, *, s
     Whoever is `serving` obeys the file, which must then be of its own user or root's: it says who may connect.
     """
     known = dict(leaves())
+    sections = _sections(known)
     problems: list[str] = []
     file, hidden = _find_file(flags.get("config"), environ)
     winners: dict[str, Given] = {}
     for given in _everything_given(file, environ, flags, known, problems, serving=serving):
         if given.key in known:
             winners[given.key] = given
+        elif given.key in sections:
+            problems.append(f"{given.key}: must be a section with keys of its own ({given.origin})")
         else:
-            problems.append(unknown_key(given.key, given.origin, [*known, *_sections(known)]))
+            problems.append(unknown_key(given.key, given.origin, [*known, *sections]))
     settings = _settings(winners, known, problems)
     if problems:
         raise BadConfiguration(problems)
@@ -176,14 +179,9 @@ def _in_wrong_hands(file: Path, status: os.stat_result, *, serving: bool) -> Ite
 
 
 def _from_file(file: Path, section: Section, known: Mapping[str, Leaf], problems: list[str]) -> Iterator[Given]:
-    origin = f"file {file}"
-    sections = _sections(known)
-    for given in _flattened(section.values, "", origin, sections):
-        if given.key in sections:
-            problems.append(f"{given.key}: must be a section with keys of its own ({origin})")
-        else:
-            problems.extend(_exposed_secret(given, file, section.status, known))
-            yield given
+    for given in _flattened(section.values, "", f"file {file}", _sections(known)):
+        problems.extend(_exposed_secret(given, file, section.status, known))
+        yield given
 
 
 def _sections(known: Mapping[str, Leaf]) -> set[str]:

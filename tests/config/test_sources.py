@@ -185,6 +185,16 @@ def test_an_unknown_variable_is_refused_by_name():
     assert text == ("limits.client: unknown key (environment STATESVC_LIMITS__CLIENT); did you mean limits.clients?")
 
 
+def test_a_variable_in_the_place_of_a_section_is_told_what_it_stands_for():
+    problems = problems_of({}, {"STATESVC_LIMITS": "5"})
+    assert problems == "limits: must be a section with keys of its own (environment STATESVC_LIMITS)"
+
+
+def test_a_key_that_cannot_be_printed_stays_on_one_line(tmp_path):
+    file = written(tmp_path, 'state: {"a\\nb\\e": 1}\n')
+    assert problems_of({"config": file}) == f"'a\\nb\\x1b': unknown key (file {file})"
+
+
 def test_a_key_that_is_like_no_other_is_refused_without_a_suggestion():
     assert problems_of({}, {"STATESVC_XYZZY": "1"}) == "xyzzy: unknown key (environment STATESVC_XYZZY)"
 
@@ -277,6 +287,14 @@ def test_the_environment_can_hold_every_form_of_value():
         ("STATESVC_LIFECYCLES", "{broken"),
         ("STATESVC_ACCESS__UIDS", "[broken"),
         ("STATESVC_SOCKET", ""),
+        ("STATESVC_SOCKET", "/run/\udcff.sock"),
+        ("STATESVC_STORAGE__REDIS__USERNAME", "\udcff"),
+        ("STATESVC_LIFECYCLES", "\udcff"),
+        ("STATESVC_LIFECYCLES", '{"a":' * 100_000),
+        ("STATESVC_ACCESS__UIDS", "[" * 100_000),
+        ("STATESVC_ACCESS__SOCKET_MODE", "0600\n"),
+        ("STATESVC_STORAGE__REDIS__NAMESPACE", "statesvc\n"),
+        ("STATESVC_LIMITS__CLIENTS", "9" * 5000),
     ],
 )
 def test_a_variable_that_cannot_be_read_is_refused_by_name(variable, text):
@@ -469,6 +487,7 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
         ),
         ({"storage.dynamodb.region": "eu west", "backend": "dynamodb"}, "storage.dynamodb.region: 'eu west' cannot be"),
         ({"access.uids": ["no-such-user"]}, "access.uids: there is no user 'no-such-user' on this host"),
+        ({"access.uids": ["a\0b"]}, "access.uids: there is no user 'a\\x00b' on this host"),
         ({"access.gids": ["no-such-group"]}, "access.gids: there is no group 'no-such-group' on this host"),
         ({"access.socket_group": "no-such"}, "access.socket_group: there is no group 'no-such' on this host"),
     ],
