@@ -45,7 +45,7 @@ def checked(annotation: Any, value: Any) -> Any:
 
 def _own_type(wanted: type, value: Any) -> Any:
     if wanted is Path and isinstance(value, Path):
-        return value
+        value = str(value)
     if isinstance(value, str) and (wanted is Secret or (value and "\0" not in value)):
         return wanted(value)
     raise ValueError

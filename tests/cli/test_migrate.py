@@ -335,6 +335,7 @@ def test_a_daemon_is_no_target(serving, tmp_path, target):
         ("sqlite:", 2, "a path is missing"),
         ("redis://localhost:6379?colour=red", 2, "takes no 'colour'"),
         ("redis://localhost:6379?namespace={{}}", 78, "namespace"),
+        ("redis://localhost:6379?password_file=%00", 78, "storage.redis.password_file"),
     ],
 )
 def test_a_source_that_is_none_is_named_and_no_target_is_made(tmp_path, there, source, code, words):
