@@ -147,8 +147,8 @@ class RecordHandlers:
         return replied(reply, request)
 
     async def _sync(self, request: wire.Sync, session: Session) -> Answer:
-        session.admit(request)
-        report = await sync(self._store, request, session.caller)
+        replayed = session.admit(request)
+        report = await sync(self._store, request, session.caller, replayed=replayed)
         if session.ack_last and request.seq is not None and not report.rejected:
             return Answer(b"", None, request, silent=True)
         reply = succeeded(request, applied=report.applied, unchanged=report.unchanged)

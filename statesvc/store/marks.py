@@ -50,10 +50,13 @@ class ClientMarks(Struct, array_like=True, gc=False):
         return None
 
     def add(self, seq: int, revision: int, floor: int) -> None:
-        """Note a write, always the highest so far, and forget what lies below the floor."""
+        """Note a write, always the highest so far, and forget what lies below the floor. One that is not is left out:
+        it would make those above it look new."""
         last = self.runs[-1]
         if seq == last.seq + last.count and revision == last.revision + last.count:
             last.count += 1
+        elif not self.is_behind(seq):
+            return
         elif last.seq + last.count <= floor:
             self.runs = [Run(seq, revision)]
             return

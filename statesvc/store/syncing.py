@@ -40,18 +40,20 @@ class SyncReport(NamedTuple):
     missing: list[str] | None
 
 
-async def sync(store: Store, request: Sync, caller: Caller) -> SyncReport:
-    """Create what is missing, bring forward what moved, report the rest."""
-    return await _Sync(store, request, caller).run()
+async def sync(store: Store, request: Sync, caller: Caller, *, replayed: bool = False) -> SyncReport:
+    """Create what is missing, bring forward what moved, report the rest. `replayed`: its seq has passed on this
+    connection before, so nothing is written any more."""
+    return await _Sync(store, request, caller, replayed=replayed).run()
 
 
 class _Sync:
     """One sync while it goes on."""
 
-    def __init__(self, store: Store, request: Sync, caller: Caller) -> None:
+    def __init__(self, store: Store, request: Sync, caller: Caller, *, replayed: bool) -> None:
         self._store = store
         self._request = request
         self._caller = caller
+        self._replayed = replayed
         self._kind = store.kinds[request.kind]
         self._applied = 0
         self._unchanged = 0
@@ -59,7 +61,7 @@ class _Sync:
         self._batches: list[Batch] = []
         self._turns = Turns(WRITING_SECONDS)
         self._marked = bool(caller.client) and request.seq is not None
-        self._all_new = not (request.again or store.engine.immediate)
+        self._all_new = not (request.again or replayed or store.engine.immediate)
         """Whether nothing of it was found to be there yet. A sync that is sent again most likely finds itself."""
         self._found_done = request.mode == "replace"
         """Whether the answer rests on what was read: then others may have written it, and not be answered yet. What a
@@ -120,7 +122,8 @@ class _Sync:
         try:
             await self._change(name, decide, may_be_new="uid" not in fields)
         except StateError as refused:
-            if refused.stops_the_writer():
+            # A record that no longer knows whether it was written never will: one more sending would not tell more.
+            if refused.stops_the_writer() and not isinstance(refused, Conflict):
                 raise
             self._rejected.append((name, refused))
 
@@ -133,33 +136,31 @@ class _Sync:
         absent: list[str] = []
         async with aclosing(queries.candidates(store.engine, planned, None)) as rows:
             async for row in rows:
-                if (
-                    row.id not in sent
-                    and queries.passes(row, planned.tests)
-                    and not self._was_decided(row, if_unknown=True)
-                ):
+                if row.id not in sent and queries.passes(row, planned.tests) and not self._had_its_say(row):
                     absent.append(row.id)
                 await self._turns.pause()
-        if self._request.mode == "replace":
+        if self._request.mode == "replace" and not self._replayed:
             for start in range(0, len(absent), TOGETHER):
                 await in_order(self._change(name, self._decide_burial) for name in absent[start : start + TOGETHER])
                 await self._turns.pause()
         return absent
 
-    def _was_decided(self, row: Row | None, *, if_unknown: bool = False) -> bool:
+    def _had_its_say(self, row: Row | None) -> bool | Conflict:
         """Whether this very sync, or a later write of its client, has had its say about the record: then it stays.
 
-        Where the record no longer knows, bringing it forward again does no harm; burying it might.
+        Where the record no longer knows, the answer is why: to write it might undo what came since.
         """
         try:
             return self._store.earlier_answer(self._request, row, self._caller) is not None
         except Conflict as refused:
-            return if_unknown or refused.outcome == "not_applied"
+            return True if refused.outcome == "not_applied" else refused.with_traceback(None)
 
     def _decide_burial(self, subject: Subject) -> Write | None:
         row, scope = subject.living, self._request.scope
         if row is None or scope is None or row.keys.node != scope.node_id or is_leased(row):
             return None
+        if self._had_its_say(row):
+            return None  # others came since it was looked for
         return writes.bury(self._request, row, self._caller, self._store.moment())
 
     async def _change(self, name: str, decide: Callable[[Subject], Write | None], *, may_be_new: bool = False) -> None:
@@ -206,16 +207,25 @@ class _Sync:
         self, subject: Subject, decide: Callable[[Subject], Write | None], unsure: Sequence[Write]
     ) -> Write | None:
         """What is to be written; None when it is there."""
-        if self._was_decided(subject.row):
+        earlier = self._had_its_say(subject.row)
+        if earlier is True:
             return None
+        barred = earlier or self._answered_before()
         overtaken = self._are_overtaken(unsure, subject.row)
         try:
             write = decide(subject)
         except StateError as refused:
-            raise perhaps_applied(refused.text) if overtaken else refused from None
+            raise perhaps_applied(refused.text) if overtaken else barred or refused from None
+        if write is not None and barred:
+            raise barred
         if write is not None and overtaken:
             raise perhaps_applied(f"{self._kind.name} {subject.id} was changed by another")
         return write
+
+    def _answered_before(self) -> Conflict | None:
+        if not self._replayed:
+            return None
+        return Conflict(f"sync {self._request.seq} came before on this connection and was answered then")
 
     def _are_overtaken(self, unsure: Sequence[Write], row: Row | None) -> bool:
         """Whether commits of unknown fate can no longer be told from some that never were. To write again would undo

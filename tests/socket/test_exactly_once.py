@@ -128,6 +128,21 @@ async def test_a_sync_sent_again_is_applied_once(daemon: Daemon):
     assert (await client.ok("get", jobId="a"))["job"]["n"] == 2
 
 
+async def test_a_sync_replayed_without_again_writes_nothing(daemon: Daemon):
+    client, other = await daemon.client("c"), await daemon.client("other")
+    await other.ok("create", job={"uuid": "a", "n": 1, "nodeId": "node-1"}, seq=1)
+    frame = {"jobs": [{"uuid": "a", "n": 1}], "scope": {"nodeId": "node-1"}, "mode": "replace", "seq": 1}
+    assert (await client.ok("sync", **frame))["unchanged"] == 1
+    assert (await client.ok("sync", **frame))["unchanged"] == 1
+    await other.ok("update", jobId="a", job={"n": 2}, seq=2)
+    await other.ok("create", job={"uuid": "b", "nodeId": "node-1"}, seq=3)
+    report = await client.ok("sync", **frame)
+    assert [(each["jobId"], each["code"]) for each in report["rejected"]] == [("a", "conflict")]
+    assert report["applied"] == 0
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 2
+    assert await revision(client, "b") == 1
+
+
 # --- marks that were pushed out --------------------------------------------------------------------------------------
 
 
@@ -149,6 +164,25 @@ async def test_a_resend_the_record_no_longer_knows_is_unknown_and_never_applied(
         reply = await client.ask("update", jobId="a", inc={"n": 1}, seq=2, again=True)
         assert (reply["success"], reply["outcome"]) == (False, "unknown")
     assert (await client.ok("get", jobId="a"))["job"]["n"] == 51
+
+
+async def test_a_sync_the_record_no_longer_knows_is_rejected_and_never_applied(start: Start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=4))
+    client = await pushed_out(daemon)
+    await client.ok("update", jobId="a", inc={"n": 100}, seq=9)
+    jobs = [{"uuid": "a", "n": 0}, {"uuid": "new"}]
+    report = await client.ok("sync", jobs=jobs, seq=1, again=True)
+    assert [(each["jobId"], each["code"]) for each in report["rejected"]] == [("a", "conflict")]
+    assert report["applied"] == 1
+    assert (await client.ok("update", jobId="a", inc={"n": 100}, seq=9, again=True))["duplicate"]
+    assert (await client.ok("get", jobId="a"))["job"]["n"] == 151
+
+
+async def test_a_record_that_no_longer_knows_of_a_sync_but_is_as_it_says_is_unchanged(start: Start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=4))
+    client = await pushed_out(daemon)
+    report = await client.ok("sync", jobs=[{"uuid": "a", "n": 51}], seq=1, again=True)
+    assert (report["applied"], report["unchanged"], "rejected" in report) == (0, 1, False)
 
 
 async def test_a_lost_mark_stays_lost_after_the_client_wrote_again(start: Start, engine):

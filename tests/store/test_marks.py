@@ -52,6 +52,11 @@ def test_a_write_above_everything_kept_is_new():
     assert earlier_answer(marked(("c", 3, 1)), "c", write(4, again=True)) is None
 
 
+def test_a_write_that_is_not_the_highest_does_not_make_a_higher_one_look_new():
+    stored = marked(("c", 9, 1), ("c", 1, 2))
+    assert earlier_answer(stored, "c", write(9, again=True)) == 1
+
+
 def test_what_is_below_the_floor_is_dropped_and_what_is_above_it_is_not():
     stored = marked(("c", 1, 1), ("d", 1, 2), ("c", 3, 3), ("d", 2, 4))
     stored = with_write(stored, "c", write(5, floor=3), 5, 64)
