@@ -345,7 +345,10 @@ class Duties:
 
     async def _lapse_one(self, key: Key, lease: Lease) -> bool:
         def decide(subject: Subject) -> Write | None:
-            return leasing.lapse(subject, self._store.moment(), lease)
+            write, row = leasing.lapse(subject, self._store.moment(), lease), subject.living
+            if write is None and row is not None and leasing.is_leased(row):
+                self._store.leases.note(row)  # another lease, or another beat, than was seen: its time begins now
+            return write
 
         return await self._change(key, decide)
 

@@ -3,7 +3,8 @@
 Owns the only clock leases are judged by: this process's own, which no other machine and no change of the wall clock can
 touch. Must not decide what happens to a record. After a start it knows nothing, so every lease gets its full time anew.
 
-On an immediate engine a bare renewal lives here only: the row with its newest beat is laid over the stored one.
+On an immediate engine a bare renewal that leaves the ttl as it is lives here only: the row with its newest beat is laid
+over the stored one.
 """
 
 from __future__ import annotations
@@ -127,6 +128,12 @@ class Leases:
     def renewed(self, row: Row, lease: Lease) -> None:
         """A sign of life that is kept in memory only."""
         self._set(row.key, Seen(lease, self._now(), renewed=row))
+
+    def to_be_stored(self, key: Key) -> None:
+        """The newest beat is on its way into the row itself: none is laid over that."""
+        seen = self.seen.get(key)
+        if seen is not None:
+            seen.renewed = None
 
     def newest(self, row: Row) -> Row:
         """The row with the newest beat: the very same, unless it was renewed since."""

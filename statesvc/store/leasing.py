@@ -130,15 +130,18 @@ class Kept(NamedTuple):
     lease: Lease
     cancel_requested: bool
     row: Row
+    other_ttl: bool
+    """It is to last longer or shorter than before, which a restart must not forget."""
 
 
 def renew_bare(request: Renew, subject: Subject, moment: Moment) -> Kept:
     """One more beat. The row keeps its revision: a renewal is a sign of life, not a change."""
     row = _held(subject, request.token)
     record = decode(row.body)
+    ttl = (record.get("lease") or {}).get("ttl")
     lease = _beaten(row, record, request, moment)
     kept = msgspec.structs.replace(row, body=encode(record, moment.limits.record_bytes + OWN_BYTES))
-    return Kept(lease, bool(record.get("cancelRequested")), kept)
+    return Kept(lease, bool(record.get("cancelRequested")), kept, lease.ttl != ttl)
 
 
 def renew_with_progress(request: Renew, fields: Fields, subject: Subject, caller: Caller, moment: Moment) -> Write:

@@ -162,7 +162,9 @@ class Store:
         pending = self.commits.pending(key)
         if pending is not None:
             row, batch = pending
-            return (None if row.deleted == REMOVED else row), batch
+            if row.deleted == REMOVED:
+                return None, batch
+            return (self.leases.newest(row) if self.leases.seen else row), batch
         stored = self.engine.peek(key)
         return (stored if stored is None or not self.leases.seen else self.leases.newest(stored)), None
 
@@ -255,12 +257,15 @@ class Store:
     # --- renewals --------------------------------------------------------------------------------------------------
 
     async def renew(self, request: Renew) -> tuple[Kept, Batch | None]:
-        """A renewal without a patch. Where this process owns the data it is kept in memory; elsewhere it is one write
-        that nobody is told of. Doing it again does no harm, so it leaves no mark."""
+        """A renewal without a patch. Where this process owns the data it is kept in memory, unless it brings another
+        ttl; elsewhere it is one write that nobody is told of. Doing it again does no harm, so it leaves no mark."""
         key, _, kind = self.addressed(request)
         if self.engine.immediate:
             row, after = self.newest(key)
             kept = leasing.renew_bare(request, Subject(kind, key[1], row), self.moment())
+            if kept.other_ttl:
+                self.leases.to_be_stored(key)
+                return kept, self.commits.add((Write(kept.row, kept.row.stamp, None),))
             self.leases.renewed(kept.row, kept.lease)
             return kept, after
         outcome: Outcome = "not_applied"

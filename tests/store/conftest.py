@@ -115,8 +115,10 @@ class World:
         claimed = await self.claim(kind="lock", id=name, holder=holder, **fields)
         return claimed[0]["lease"]["token"] if claimed else None
 
-    async def renew(self, name: str, token: int, kind: str = "lock") -> wire.Lease:
-        kept, _ = await self.store.renew(wire.Renew(kind=kind, id=name, token=token))
+    async def renew(self, name: str, token: int, kind: str = "lock", ttl: float | None = None) -> wire.Lease:
+        kept, after = await self.store.renew(wire.Renew(kind=kind, id=name, token=token, ttl=ttl))
+        if after is not None:
+            await after.wait()
         return kept.lease
 
     async def round(self) -> Done:

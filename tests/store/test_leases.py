@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
+from statesvc.store.records import decode
 from statesvc.store.writes import Caller
 from statesvc_client import wire
 from tests.store.conftest import World, code_of
@@ -149,6 +151,37 @@ async def test_an_update_keeps_the_beat_of_renewals_that_were_not_stored(world: 
     assert updated["lease"]["beat"] == 1
 
 
+async def test_a_renewal_between_two_writes_that_wait_for_their_commit_does_not_keep_the_lease_for_ever(world: World):
+    token = await world.lock(ttl=10.0)
+    assert token is not None
+    await world.round()
+    for number in range(2):
+        update = wire.Update(kind="lock", id="lock", record={"n": number})
+        if world.engine.immediate:
+            world.store.write_now(update, world.me)
+        else:
+            await world.write(update)
+        if number == 0:
+            await world.store.renew(wire.Renew(kind="lock", id="lock", token=token))
+    await world.store.commits.settled()
+    held = await world.get("lock", "lock")
+    assert held is not None
+    assert held["lease"]["beat"] >= 1
+    assert (await world.pass_by(10.5)).lapsed == 1
+
+
+async def test_a_lease_that_is_not_as_it_was_seen_has_its_time_from_now_on(world: World):
+    await world.lock(ttl=10.0)
+    await world.round()
+    row = await world.row("lock", "lock")
+    assert row is not None
+    body = decode(row.body)
+    body["lease"]["beat"] = 7
+    world.store.leases.renewed(msgspec.structs.replace(row, revision=99), msgspec.convert(body["lease"], wire.Lease))
+    assert (await world.pass_by(11.0)).lapsed == 0
+    assert (await world.pass_by(11.0)).lapsed == 1
+
+
 async def test_after_a_restart_every_lease_gets_its_full_ttl_anew(world: World):
     await world.lock(ttl=10.0)
     await world.pass_by(9.0)
@@ -157,6 +190,28 @@ async def test_after_a_restart_every_lease_gets_its_full_ttl_anew(world: World):
     assert await again.lock(holder="b") is None
     assert (await again.pass_by(1.5)).lapsed == 1
     await again.store.stop()
+
+
+async def test_after_a_restart_a_lease_has_the_ttl_that_its_last_renewal_was_told(world: World):
+    token = await world.lock(ttl=10.0)
+    assert token is not None
+    await world.renew("lock", token)
+    assert (await world.renew("lock", token, ttl=100.0)).ttl == 100.0
+    assert (await world.renew("lock", token)).ttl == 100.0
+    again = await world.restarted()
+    await again.pass_by(90.0)
+    assert await again.lock(holder="b") is None
+    assert (await again.pass_by(11.0)).lapsed == 1
+    await again.store.stop()
+
+
+async def test_renewals_around_one_that_brings_another_ttl_all_count(world: World):
+    token = await world.lock(ttl=10.0)
+    assert token is not None
+    beats = [(await world.renew("lock", token, ttl=ttl)).beat for ttl in (None, 20.0, None, 20.0, 10.0, None)]
+    assert beats == sorted(set(beats))
+    assert (await world.pass_by(9.0)).lapsed == 0
+    assert (await world.pass_by(2.0)).lapsed == 1
 
 
 @pytest.mark.parametrize("jump", [-86_400, 10 * 366 * 86_400])
