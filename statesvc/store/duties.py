@@ -58,7 +58,7 @@ MOST_LINKS = 256
 """Links of a chain of dependents that are followed in one round."""
 
 STALL_SECONDS = 1.0
-"""How late a round may begin before this process counts as having stood still."""
+"""How long this process may have stood still without a word about it."""
 
 SWEEPER_TTL = 15.0
 
@@ -164,14 +164,20 @@ class Duties:
 
     async def run(self) -> None:
         """Do the duties for as long as the daemon serves."""
+        await asyncio.gather(self._tick(), self._go_round())
+
+    async def _tick(self) -> None:
+        """Tell the leases that time passes, also while a round takes long. Renewals that came while we stood still have
+        not been read yet; their senders must not pay for our pause."""
         while True:
-            before = self._store.clock.steady()
-            await asyncio.sleep(TICK_SECONDS)
-            stalled = self._store.clock.steady() - before - TICK_SECONDS
+            stalled = self._store.leases.tick()
             if stalled > STALL_SECONDS:
-                # Renewals that came meanwhile have not been read yet; their senders must not pay for our pause.
                 log.warning("stalled", seconds=round(stalled, 3))
-                self._store.leases.forgive(stalled)
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _go_round(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
             if self._sweeping.locked():
                 continue  # it is being done
             try:

@@ -27,6 +27,9 @@ LOOKS_PER_TTL = 8
 """How often a lease is looked at within its time, on an engine where other daemons renew: a lapse is noticed that much
 later at most, and a renewal costs nothing but its write."""
 
+MOST_BETWEEN_TICKS_SECONDS = 0.5
+"""What counts at most of the time between two ticks: twice what lies between them when all is well."""
+
 SPARE_PLANS = 1024
 """Plans for leases that are gone already, before they are cleared away."""
 
@@ -58,6 +61,7 @@ class Leases:
         self._planned: dict[Key, float] = {}
         """The earliest entry of each record in the heap: a renewal needs no other."""
         self._by_origin: dict[str, Key] = {}
+        self._ticked: float | None = None
         self._stalled = 0.0
 
     def __len__(self) -> int:
@@ -90,12 +94,21 @@ class Leases:
         if seen is not None and seen.lease.origin:
             self._by_origin.pop(seen.lease.origin, None)
 
-    def forgive(self, seconds: float) -> None:
-        """This process stood still itself: what came meanwhile is heard only now, so the time does not count."""
-        self._stalled += seconds
+    def tick(self) -> float:
+        """This process runs, which it says every so often once it has begun to. If it stood still itself, what came
+        meanwhile is heard only now, so that time does not count: returns how much that is since the last tick."""
+        now = self._steady()
+        stalled = 0.0 if self._ticked is None else max(0.0, now - self._ticked - MOST_BETWEEN_TICKS_SECONDS)
+        self._stalled += stalled
+        self._ticked = now
+        return stalled
 
     def _now(self) -> float:
-        return self._steady() - self._stalled
+        """What is asked after a stall and before the next tick must not count it either."""
+        now = self._steady()
+        if self._ticked is not None:
+            now = min(now, self._ticked + MOST_BETWEEN_TICKS_SECONDS)
+        return now - self._stalled
 
     def of_origin(self, origin: str) -> Key | None:
         """The record that is held by this very claim."""

@@ -9,6 +9,7 @@ import pytest
 
 from statesvc.store.clock import SECOND, Clock
 from statesvc.store.duties import Duties
+from statesvc.store.leases import Leases
 from tests.socket.talking import Daemon, Talker
 
 
@@ -33,6 +34,9 @@ def clock(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Movable:
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(Duties, "round", rest)
+    # Time that is set forward is not to be taken for a daemon that stood still.
+    monkeypatch.setattr(Leases, "tick", lambda _: 0.0)
+    daemon.store.leases._ticked = None
     clock = Movable()
     daemon.store.clock = clock
     daemon.store.leases._steady = clock.steady
