@@ -452,20 +452,22 @@ class Duties:
     async def _free_of(self, kind: str, owners: list[str]) -> int:
         walk = Query(kind=kind, limit=STEP, term=("owner", *owners), descending=False)
         async with aclosing(queries.walked(self._store.engine, walk)) as rows:
-            keys = [row.key async for row in rows if (LINK, OWNED) in row.keys.labels]
-        total = 0
-        for some in _steps(keys):
-            total += await all_done(self._free_one(key, owners) for key in some)
-        return total
+            found = [(row.key, _owner_key(row)) async for row in rows if (LINK, OWNED) in row.keys.labels]
+        owned = [(key, owner) for key, owner in found if owner is not None]
+        return sum([await all_done(self._free_one(*each) for each in some) for some in _steps(owned)])
 
-    async def _free_one(self, key: Key, owners: list[str]) -> bool:
-        def decide(subject: Subject) -> Write | None:
-            row = subject.living
-            if row is None or row.keys.owner not in owners or leasing.is_leased(row):
+    async def _free_one(self, key: Key, owner: Key) -> bool:
+        """Remove it, unless it is another's or its owner has come back since."""
+
+        def decide(rows: list[Row | None]) -> Unit | None:
+            row = writes.living(rows[0])
+            if row is None or leasing.is_leased(row):
                 return None
-            return writes.bury(None, row, writes.NOBODY, self._store.moment())
+            if _owner_key(row) != owner or not self._has_ended(owner[0], rows[1]):
+                return None
+            return (writes.bury(None, row, writes.NOBODY, self._store.moment()),)
 
-        return await self._change(key, decide)
+        return await self._store.attempt([key, owner], decide) is not None
 
     async def _change(self, key: Key, decide: Decision) -> bool:
         """Change one record, if there is anything to change."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from statesvc.backends.port import Key, Row
 from statesvc.store import readiness
 from statesvc_client import wire
 from statesvc_client.errors import StateError, Unavailable
@@ -499,6 +500,28 @@ async def test_what_comes_after_its_owner_ended_goes_too(world: World):
     await world.create("a", status="COMPLETED")
     await world.create("m", "mount", owner="job/a")
     assert (await world.round()).freed == 1
+
+
+async def test_what_is_owned_stays_when_its_owner_comes_back_while_the_duties_look(world: World, monkeypatch):
+    await world.create("a", status="RUNNING")
+    await world.create("m", "mount", owner="job/a")
+    await world.round()
+    await world.write(wire.Delete(id="a"))
+    look = world.store.look
+
+    async def come_back(keys: list[Key]) -> list[Row | None]:
+        found = await look(keys)
+        monkeypatch.setattr(world.store, "look", look)
+        await world.write(wire.Delete(kind="mount", id="m"))
+        await world.create("a", status="RUNNING")
+        await world.create("m", "mount", owner="job/a")
+        await world.caught_up()
+        return found
+
+    await world.caught_up()
+    monkeypatch.setattr(world.store, "look", come_back)
+    assert (await world.round()).freed == 0
+    assert await world.get("m", "mount") is not None
 
 
 async def test_jobs_are_never_removed_with_their_owner(world: World):
