@@ -97,7 +97,7 @@ def judge(subject: Subject, others: Mapping[str, Row | None], moment: Moment) ->
         return None
     record = decode(row.body)
     needed = queueing.dependencies(record)
-    failed = [name for name in needed if has_failed(subject.kind, queue, others.get(name))]
+    failed = [name for name in needed if name == row.id or has_failed(subject.kind, queue, others.get(name))]
     if failed:
         return _failed_with(record, failed[0], others[failed[0]], row, subject, queue, moment)
     if any((found := others.get(name)) is None or found.keys.status != queue.completed for name in needed):
@@ -119,6 +119,9 @@ def _failed_with(
 ) -> Write:
     cancelled = record.get("onDependencyFailure") == "cancel"
     record["status"] = queue.canceled if cancelled else queue.failed
-    fate = "was deleted" if other is None or other.deleted else f"is {other.keys.status}"
+    if name == row.id:
+        fate = "is itself"
+    else:
+        fate = "was deleted" if other is None or other.deleted else f"is {other.keys.status}"
     record.setdefault("error", f"it depends on {name}, which {fate}")
     return moved(None, row, record, subject, NOBODY, moment, move="forced", given={})

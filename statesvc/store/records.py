@@ -124,9 +124,9 @@ def index_keys(kind: Kind, fields: Fields, times: Times, before: Row | None, now
     due: int | None = None
     if kind.queue is not None:
         ready, due, held_by = standing(kind.queue, fields, times, priority, before, now)
+        if get("dependsOn"):
+            _check_not_on_itself(kind, fields, before)
         if held_by:
-            if fields[kind.id_field] in fields["dependsOn"]:
-                raise BadRequest("dependsOn must not name the record itself: it would wait for ever")
             links = (*links, *held_by)
     return Keys(
         times.created,
@@ -142,6 +142,16 @@ def index_keys(kind: Kind, fields: Fields, times: Times, before: Row | None, now
         ready,
         due,
     )
+
+
+def _check_not_on_itself(kind: Kind, fields: Fields, before: Row | None) -> None:
+    """Refuse a record that would wait for itself once it waits, whatever it does now. One that is stored all the same
+    must stay movable."""
+    name = fields[kind.id_field]
+    if name not in fields["dependsOn"]:
+        return
+    if before is None or before.deleted or name not in (decode(before.body).get("dependsOn") or ()):
+        raise BadRequest("dependsOn must not name the record itself: it would wait for ever")
 
 
 MADE = "made="

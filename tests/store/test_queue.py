@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from statesvc.backends.port import Key, Row
+from statesvc.backends.port import Key, Row, Unit, Write
 from statesvc.store import readiness
+from statesvc.store.records import decode
 from statesvc_client import wire
 from statesvc_client.errors import StateError, Unavailable
 from tests.store.conftest import World, code_of
@@ -596,6 +597,34 @@ async def test_a_chain_of_dependents_fails_in_one_round(world: World):
 
 async def test_a_record_does_not_depend_on_itself(world: World):
     assert await code_of(world.create("a", dependsOn=["b", "a"])) == "bad_request"
+
+
+@pytest.mark.parametrize("status", ["QUEUED", "RUNNING", "COMPLETED"])
+async def test_no_update_makes_a_record_depend_on_itself_whatever_it_does(world: World, status: str):
+    await world.create("a", status=status, dependsOn=[])
+    assert await code_of(world.update("a", dependsOn=["a"])) == "bad_request"
+    assert await code_of(world.write(wire.Update(id="a", append={"dependsOn": ["a"]}))) == "bad_request"
+
+
+@pytest.mark.parametrize("fate", ["lapsed", "timed out", "released"])
+async def test_a_stored_record_that_depends_on_itself_is_moved_and_fails(world: World, fate: str):
+    await world.create("a", timeout=20, maxRetries=5)
+    (claimed,) = await world.claim(ttl=10.0 if fate == "lapsed" else 100.0)
+
+    def link(rows: list[Row | None]) -> Unit:
+        (row,) = rows
+        assert row is not None
+        body = msgspec.json.encode({**decode(row.body), "dependsOn": ["a"]})
+        return (Write(msgspec.structs.replace(row, body=body), row.stamp, None),)
+
+    await world.store.attempt([("job", "a")], link)
+    await world.update("a", note="and can still be written to")
+    if fate == "released":
+        await world.write(wire.Release(id="a", token=claimed["lease"]["token"]))
+    else:
+        await world.pass_by(21)
+    await world.pass_by(5)
+    assert await world.status("a") == "FAILED"
 
 
 async def test_a_dependent_that_comes_back_does_not_wait_for_what_is_long_gone(world: World):
