@@ -20,12 +20,12 @@ TOKENS: Key = (KIND, "tokens")
 """Its token is the floor of all fencing tokens."""
 
 
-def row(store: Store, key: Key, *, token: int = 0) -> Row:
+def row(store: Store, key: Key, *, token: int = 0, revision: int = 1) -> Row:
     kind, name = key
     moment = store.moment()
     at = moment.text(moment.now)
-    record = {"id": name, "uid": KIND, "revision": 1, "createdAt": at, "updatedAt": at}
-    return Row(kind, name, KIND, 1, Keys(moment.now, moment.now), msgspec.json.encode(record), token=token)
+    record = {"id": name, "uid": KIND, "revision": revision, "createdAt": at, "updatedAt": at}
+    return Row(kind, name, KIND, revision, Keys(moment.now, moment.now), msgspec.json.encode(record), token=token)
 
 
 def is_ours(found: Row | None) -> bool:
@@ -39,6 +39,25 @@ async def keep(store: Store, own: Row) -> None:
         return (Write(own, None if before is None else before.stamp, None),)
 
     await store.attempt([own.key], decide)
+
+
+async def raise_floor(store: Store, token: int) -> int:
+    """Have the floor of fencing tokens be no lower than this one; returns what it is. It never goes down: to raise it
+    makes a revision, so of two daemons that do so at once one decides again."""
+    floor = token
+
+    def decide(rows: list[Row | None]) -> Unit | None:
+        nonlocal floor
+        (before,) = rows
+        floor = max(token, 0 if before is None else before.token)
+        if before is None:
+            return (Write(row(store, TOKENS, token=token), None, None),)
+        if before.token >= token:
+            return None
+        return (Write(row(store, TOKENS, token=token, revision=before.revision + 1), before.stamp, None),)
+
+    await store.attempt([TOKENS], decide)
+    return floor
 
 
 async def remove(store: Store, key: Key) -> None:

@@ -17,6 +17,7 @@ from statesvc_client.errors import StateError
 from ..backends.port import REMOVED, Key, LogKept, Place, Query, Row, SortField, Unit, Write, sort_key
 from . import own, writes
 from .clock import SECOND
+from .heeding import until_heeded
 from .leasing import is_leased
 from .store import Store
 from .together import all_done
@@ -184,8 +185,11 @@ class Retention:
         """A token must not come again when the id does: what is given out from now on is above those that go."""
         highest = max((row.token for row in rows), default=0)
         if highest > self._store.token_floor:
-            await own.keep(self._store, own.row(self._store, own.TOKENS, token=highest))
-            self._store.token_floor = highest
+            floor = await own.raise_floor(self._store, highest)
+            self._store.token_floor = max(self._store.token_floor, floor)
+            # Another daemon that finds nothing where a tombstone lay has to go by the floor. Of claims under way there
+            # those that were decided on the tombstone are refused with it.
+            await until_heeded(self._store.engine, under_way=False)
 
     async def _remove_one(self, key: Key, before: int) -> bool:
         def decide(rows: list[Row | None]) -> Unit | None:

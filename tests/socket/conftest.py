@@ -10,7 +10,7 @@ import pytest
 
 from statesvc import logs
 from statesvc.backends.port import Engine
-from statesvc.store import administration
+from statesvc.store import administration, retention
 from tests.engines.addresses import EVERY, FLEETS, USUAL
 from tests.engines.faulty import FaultyEngine
 from tests.socket.talking import Daemon, Talker, settings_for
@@ -31,7 +31,8 @@ def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(_: Engine, **__: bool) -> None:
         pass
 
-    monkeypatch.setattr(administration, "until_heeded", at_once)
+    for module in (administration, retention):
+        monkeypatch.setattr(module, "until_heeded", at_once)
 
 
 @pytest.fixture

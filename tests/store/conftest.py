@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from statesvc.backends.port import Engine, Row
-from statesvc.store import administration
+from statesvc.store import administration, retention
 from statesvc.store.claims import Claims
 from statesvc.store.clock import SECOND, Clock
 from statesvc.store.duties import Done, Duties
@@ -161,7 +161,8 @@ def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(_: Engine, **__: bool) -> None:
         pass
 
-    monkeypatch.setattr(administration, "until_heeded", at_once)
+    for module in (administration, retention):
+        monkeypatch.setattr(module, "until_heeded", at_once)
 
 
 @pytest.fixture(params=QUICK)
