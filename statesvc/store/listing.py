@@ -95,10 +95,11 @@ async def _everything(store: Store, kind: Kind, given: queries.Filter, order: qu
 
 
 def _groups(kind: Kind) -> list[frozenset[str] | None]:
-    """Live states first, with those that have none, then the final ones."""
+    """Live states first, with those that have none, then all others: final ones, and what an earlier configuration or
+    another daemon's has left."""
     if kind.lifecycle is None:
         return [None]
-    return [frozenset({queries.NO_STATUS, *kind.lifecycle.live}), kind.lifecycle.terminal]
+    return [frozenset({queries.NO_STATUS, *kind.lifecycle.live}), None]
 
 
 async def _named(store: Store, asked: _Question, after: Place | None) -> list[Place]:

@@ -15,6 +15,7 @@ import pytest
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine, Query, Row
 from statesvc.config.model import Limits
+from statesvc.store.kinds import Kinds
 from tests.engines.addresses import repeats
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Talker
@@ -403,6 +404,17 @@ async def test_an_agent_without_hello_gets_live_jobs_first_then_newest(daemon: D
     )
     assert (await joblet.ok("list", filter=wanted))["jobs"] == expected
     assert (await joblet.ok("list", sortBy="id"))["jobs"] == ordered(jobs, "id", descending=False)
+
+
+async def test_an_agent_without_hello_gets_jobs_in_states_that_are_not_known_any_more(engine: Engine, start: Start):
+    before = await start(engine, lifecycles={"job": {"RUNNING": ["HELD"], "HELD": ["RUNNING"]}})
+    writer = await before.talker()
+    for name, status in (("ended", "FAILED"), ("held", "HELD"), ("running", "RUNNING")):
+        await writer.ok("create", job={"uuid": name, "status": status})
+    before.store.kinds = Kinds()
+    await before.caught_up()
+    reply = await (await before.talker()).ok("list")
+    assert [job["uuid"] for job in reply["jobs"]] == ["running", "held", "ended"]
 
 
 async def test_what_does_not_fit_one_frame_is_left_out_and_said(engine: Engine, start: Start):
