@@ -16,7 +16,7 @@ import msgspec
 from statesvc_client.errors import BadRequest, Gone, StateError, Unavailable
 from statesvc_client.wire import Fields, printable
 
-from ..backends.port import Cursor, Engine, LogEntry, Row
+from ..backends.port import LINK, Cursor, Engine, LogEntry, Row
 from . import queries
 from .kinds import Kind
 from .queries import Filter, Test
@@ -121,7 +121,8 @@ def _tests(kind: Kind, given: Filter) -> list[Test]:
 def _answerable_for_before(given: Filter) -> Filter:
     """The part of a filter that can be asked about a record before a change. The rest counts as having matched: to be
     told once too often that a record left does no harm."""
-    labels = {name: value for name, value in (given.labels or {}).items() if isinstance(value, str)}
+    known = ((name, value) for name, value in (given.labels or {}).items() if isinstance(value, str) and name != LINK)
+    labels = dict(known)
     unknown: Fields = {
         f"{field}_{side}": None for field in ("updated", "started", "completed") for side in ("after", "before")
     }

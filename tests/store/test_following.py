@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine, Event, Keys, LogEntry, Row
@@ -66,6 +67,14 @@ def test_whatever_else_is_sent_as_a_cursor_is_refused(text: str):
 
 
 # --- filters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [{"": "x"}, {"team": 1}])
+def test_a_deletion_is_told_where_the_record_may_have_matched_and_nobody_knows(labels: dict[str, Any]):
+    gone = entry(body=b"", revision=2, type="deleted")
+    gone = gone._replace(row=replace(gone.row, deleted=1))
+    assert Sieve(JOB, read_filter({"labels": labels})).verdict(gone) == "told"
+
 
 STATES = ("PENDING", "QUEUED", "RUNNING", "STOPPING")
 NODES = ("n1", "n2", None)
