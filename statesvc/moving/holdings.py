@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Self
 
 from ..backends.port import DataCorrupt, Engine
+from ..store import own
 from ..store.administration import Administration
 from ..store.adopting import adopted
-from ..store.heeding import until_heeded
 from ..store.kinds import Kinds
 from ..store.store import Store
 
@@ -31,8 +31,6 @@ class Holding:
         self.store = Store(engine, kinds=kinds)
         engine.adopt = partial(adopted, self.store)
         self._administration = Administration(self.store, data)
-        self._heeded = engine.immediate
-        """Every daemon on it has heard of the freeze that was found here, or had the time to."""
 
     async def open(self) -> Self:
         """Raises `AlreadyRunning` when a daemon has the data to itself."""
@@ -54,18 +52,13 @@ class Holding:
         await self.store.stop()
         await self.engine.close()
 
-    @property
-    def frozen(self) -> bool:
-        return self.store.frozen
+    async def is_frozen(self) -> bool:
+        """As it is stored now: where others reach the store, they freeze and thaw it too."""
+        return await own.is_there(self.store, own.FREEZE)
 
     async def freeze(self) -> None:
         """From the return of this on no daemon changes a record there."""
-        if self.store.frozen and not self._heeded:
-            # Whoever froze it may have been killed before the others could hear of it.
-            await until_heeded(self.engine)
-        else:
-            await self._administration.freeze()
-        self._heeded = True
+        await self._administration.freeze()
 
     async def thaw(self) -> None:
         await self._administration.thaw()

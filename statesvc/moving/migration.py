@@ -143,7 +143,7 @@ class Migration:
         target, source = self._target, self._source
         marker = await target.marker()
         if marker is not None and marker.epoch == source.epoch and (marker.completed_at is None or not replace):
-            if marker.completed_at is None and not target.frozen:
+            if marker.completed_at is None and not await target.is_frozen():
                 # Somebody thawed it. One that is frozen still has been heeded: the marker was written after that.
                 await target.freeze()
             return marker
@@ -334,6 +334,7 @@ class Migration:
         self._report.token_floor = await self._target.raise_floor(compared.floor)
         self._report.complete = True
         self._report.seconds, self._report.frozen_seconds = self._elapsed(self._began), self._elapsed(began)
+        await self._check_frozen()
         marker.completed_at = self._target.now()
         marker.report = self._kept()
         await self._target.mark(marker)
@@ -351,10 +352,19 @@ class Migration:
                 return compared
             marker.cursor = compared.cursor
             await self._target.mark(marker)
+        await self._check_frozen()
         records = "\n".join(compared.named)
         raise Differs(
             f"source and target still differ in {compared.differing} records though the source is frozen:\n{records}"
         )
+
+    async def _check_frozen(self) -> None:
+        if not await self._source.is_frozen():
+            self.froze = False
+            raise Conflict(
+                "the source was thawed while it was moved, and takes writes: the target is not complete; "
+                "the same command freezes it again and goes on"
+            )
 
     def _kept(self) -> dict[str, Any]:
         report: dict[str, Any] = to_builtins(self._report)

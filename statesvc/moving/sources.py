@@ -52,6 +52,10 @@ class Source(ABC):
         """From the return of this on nobody changes a record."""
 
     @abstractmethod
+    async def is_frozen(self) -> bool:
+        """Whether it is now, as far as is known there: another admin may have thawed it."""
+
+    @abstractmethod
     async def thaw(self) -> None:
         """Take writes again."""
 
@@ -91,6 +95,9 @@ class OpenedSource(Source):
 
     async def freeze(self) -> None:
         await self._holding.freeze()
+
+    async def is_frozen(self) -> bool:
+        return await self._holding.is_frozen()
 
     async def thaw(self) -> None:
         await self._holding.thaw()
@@ -135,6 +142,10 @@ class ServedSource(Source):
 
     async def freeze(self) -> None:
         await self._ask(wire.Freeze(), FREEZE_SECONDS)
+
+    async def is_frozen(self) -> bool:
+        checks = (await self._ask(wire.Health())).checks or []
+        return any(check.name == "writes" and check.verdict == "fail" for check in checks)
 
     async def thaw(self) -> None:
         await self._ask(wire.Thaw(), FREEZE_SECONDS)

@@ -92,9 +92,8 @@ class Target:
     def epoch(self) -> str:
         return self._engine.epoch
 
-    @property
-    def frozen(self) -> bool:
-        return self._holding.frozen
+    async def is_frozen(self) -> bool:
+        return await self._holding.is_frozen()
 
     async def freeze(self) -> None:
         await self._holding.freeze()

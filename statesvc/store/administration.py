@@ -239,13 +239,12 @@ class Administration:
     async def freeze(self) -> None:
         """From the return of this on nothing is written that anybody would be told of."""
         async with self._changing:
-            if self._store.frozen:
-                # Whoever ordered it may have done so a moment ago.
-                await until_heeded(self._store.engine)
-                return
-            await own.keep(self._store, own.row(self._store, own.FREEZE))
+            # That it was frozen when last looked says little: another daemon may have been told to thaw it since.
+            if not await own.is_there(self._store, own.FREEZE):
+                await own.keep(self._store, own.row(self._store, own.FREEZE))
             self._store.commits.bar = FROZEN
             await self._store.commits.settled()
+            # Also where it was there already: whoever ordered it may have done so a moment ago.
             await until_heeded(self._store.engine)
         log.warning("frozen", why="by order of an admin")
 

@@ -1,7 +1,7 @@
 """Rows of the daemon itself: what it was told to do about the whole store, and must not forget over a restart.
 
-Owns their names and writing them. Must not know what follows from them. Nobody is told of these rows: they are no
-records, have no history, and no snapshot holds them, because they are about this store and not about what is in it.
+Owns their names, reading and writing them. Must not know what follows from them. Nobody is told of these rows: they are
+no records, have no history, and no snapshot holds them, because they are about this store and not about what is in it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ def row(store: Store, key: Key, *, token: int = 0, revision: int = 1) -> Row:
 def is_ours(found: Row | None) -> bool:
     """A client can make a record of the same name, but not one of this uid."""
     return found is not None and found.uid == KIND and not found.deleted
+
+
+async def is_there(store: Store, key: Key) -> bool:
+    """As it is stored now: on a shared engine others write and remove these rows too."""
+    (found,) = await store.engine.get([key])
+    return is_ours(found)
 
 
 async def keep(store: Store, own: Row) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -118,14 +118,14 @@ async def test_a_target_is_frozen_until_the_move_is_complete(folder: Place, targ
     await fill(folder)
     await moved(folder, target, cut_over=False)
     held = await target.holding()
-    assert held.frozen
+    assert await held.is_frozen()
     await held.close()
     await moved(folder, target)
     held = await target.holding()
-    assert not held.frozen
+    assert not await held.is_frozen()
     await held.close()
     frozen = await folder.holding()
-    assert frozen.frozen
+    assert await frozen.is_frozen()
     await frozen.close()
 
 
@@ -137,7 +137,7 @@ async def test_a_target_that_somebody_thawed_is_frozen_again(folder: Place, othe
     await held.close()
     await moved(folder, other, cut_over=False)
     held = await other.holding()
-    assert held.frozen
+    assert await held.is_frozen()
     await held.close()
 
 
@@ -254,7 +254,7 @@ async def test_a_record_that_the_target_cannot_hold_ends_the_move_with_its_name(
     with pytest.raises(TooLarge, match=r"job large .*takes \d+ bytes"):
         await moved(folder, narrow)
     held = await narrow.holding()
-    assert held.frozen
+    assert await held.is_frozen()
     await held.close()
     async with folder.open() as engine:
         await put(engine, record("large", revision=2))
@@ -278,6 +278,61 @@ async def test_a_write_that_came_late_is_not_left_behind(folder: Place, other: P
     assert (await other.rows())["job", "late"].revision == 2
 
 
+@pytest.fixture
+def shared() -> Place:
+    """A store that several daemons reach."""
+    storage = WeakStorage(unknown=0)
+    return Place(lambda: WeakEngine(storage))
+
+
+async def thawed(shared: Place) -> None:
+    """Another admin thaws it, at a daemon of its own."""
+    held = await shared.holding()
+    await held.thaw()
+    await held.close()
+
+
+async def test_a_source_that_was_thawed_since_it_was_opened_is_frozen_all_the_same(shared: Place, other: Place):
+    await fill(shared)
+    before = await shared.holding()
+    await before.freeze()
+    await before.close()
+    assert (await moved_while(shared, other, "copying", lambda: thawed(shared))).complete
+    held = await shared.holding()
+    assert await held.is_frozen()
+    await held.close()
+
+
+async def test_a_target_does_not_take_over_from_a_source_that_was_thawed_meanwhile(shared: Place, other: Place):
+    await fill(shared)
+    with pytest.raises(Conflict, match="the source was thawed while it was moved"):
+        await moved_while(shared, other, "verifying", lambda: thawed(shared))
+    held = await other.holding()
+    assert await held.is_frozen()
+    await held.close()
+    async with shared.open() as engine:
+        await put(engine, record("job-1", revision=50))
+    assert (await moved(shared, other)).complete
+    assert (await other.rows())["job", "job-1"].revision == 50
+
+
+async def moved_while(
+    source: Place, target: Place, step: str, happens: Callable[[], Awaitable[None]], **options: Any
+) -> migration.Report:
+    """A cut-over, with something that happens once both sides were compared."""
+    compare = migration.Migration._compare
+
+    async def and_then(self: migration.Migration, what: str) -> migration.Compared:
+        compared = await compare(self, what)
+        if what == step:
+            await happens()
+        return compared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migration.Migration, "_compare", and_then)
+        return await moved(source, target, **options)
+
+
 async def test_what_the_target_would_forget_is_left_out_and_counted(folder: Place, other: Place):
     await fill(folder)
     report = await moved(folder, other, left_out=lambda row: row.id in {"job-1", "job-2"})
@@ -297,7 +352,7 @@ async def test_a_target_with_records_of_its_own_is_refused_and_left_as_it_is(fol
         await moved(folder, target)
     assert list(await target.rows()) == [("job", "own")]
     held = await target.holding()
-    assert not held.frozen
+    assert not await held.is_frozen()
     await held.close()
 
 
@@ -387,7 +442,7 @@ async def test_a_hand_over_that_was_cut_short_is_made_up_for(folder: Place, othe
             await moved(folder, other)
     assert (await moved(folder, other)).already
     held = await other.holding()
-    assert not held.frozen
+    assert not await held.is_frozen()
     await held.close()
 
 
@@ -430,7 +485,7 @@ async def test_a_target_that_does_not_keep_what_it_is_given_is_found_out(folder:
         await moved(folder, other)
     other.make = make
     held = await other.holding()
-    assert held.frozen, "a target that is not known to be the same takes no writes"
+    assert await held.is_frozen(), "a target that is not known to be the same takes no writes"
     await held.close()
     assert (await moved(folder, other)).complete
 

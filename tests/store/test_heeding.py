@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from statesvc.backends.port import Engine, Result, Unit
 from statesvc.store import heeding, own, retention
+from statesvc.store.administration import Administration
 from statesvc.store.heeding import Heeding
 from statesvc_client import wire
 from statesvc_client.errors import Unavailable
@@ -37,6 +39,16 @@ async def test_a_freeze_and_a_thaw_are_heeded_at_the_next_look(worlds: list[Worl
     await own.remove(here.store, own.FREEZE)
     await looking.look()
     assert (await there.create("a"))["revision"] == 1
+
+
+async def test_a_freeze_holds_where_another_daemon_thawed_since_the_last_look(worlds: list[World]):
+    here, there = (Administration(world.store, Path("nowhere")) for world in worlds)
+    await here.freeze()
+    await there.thaw()
+    await here.freeze()
+    await Heeding(worlds[1].store).look()
+    with pytest.raises(Unavailable, match="frozen"):
+        await worlds[1].create("a")
 
 
 async def test_the_floor_of_tokens_is_never_lowered(worlds: list[World]):
