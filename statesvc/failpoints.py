@@ -40,7 +40,7 @@ POINTS = {
     "restore.placing": "one of its files has taken its place",
     "migrate.inside": "a part of a move is written",
     "migrate.frozen": "the source takes no more writes; the rest is not moved yet",
-    "migrate.complete": "everything is moved and noted; the target takes no writes yet",
+    "migrate.complete": "everything is moved and verified; that is not noted yet, and the target takes no writes",
     "drain.before": "the socket is gone; connections are about to be finished",
     "drain.answered": "everything read was answered; the engine is still open",
     "close.between": "state.db is closed, log.db is not",

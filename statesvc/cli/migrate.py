@@ -97,6 +97,11 @@ class _Move:
         self._thawed = False
 
     @property
+    def handing_over(self) -> bool:
+        """The target takes writes, or may."""
+        return self._migration is not None and self._migration.handing_over
+
+    @property
     def left_frozen(self) -> bool:
         """The source takes no writes, because of us."""
         return self._migration is not None and self._migration.froze and not self._thawed
@@ -176,7 +181,12 @@ class _Progress:
 
 
 def _say_frozen(move: _Move) -> None:
-    if move.left_frozen:
+    if move.left_frozen and move.handing_over:
+        click.echo(
+            "statesvc: the source is frozen, and the target takes over or has done so: go on with the same command",
+            err=True,
+        )
+    elif move.left_frozen:
         click.echo(
             "statesvc: the source is frozen: go on with the same command, or take that back with --thaw-source "
             "instead of --cut-over",

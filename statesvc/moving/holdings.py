@@ -13,6 +13,7 @@ from ..backends.port import DataCorrupt, Engine
 from ..store import own
 from ..store.administration import Administration
 from ..store.adopting import adopted
+from ..store.heeding import until_heeded
 from ..store.kinds import Kinds
 from ..store.store import Store
 
@@ -62,3 +63,7 @@ class Holding:
 
     async def thaw(self) -> None:
         await self._administration.thaw()
+
+    async def until_thaw_is_heeded(self) -> None:
+        """Return when every daemon there takes writes: the freeze has just been ended."""
+        await until_heeded(self.engine, under_way=False)

@@ -6,7 +6,7 @@ Owns this order, and what an interrupted move goes on from. Must not know engine
     copied       everything was compared once; the place in the source's log is noted in the target's marker
     followed     what the log told since is there too
     settled      source and target were read through and nothing differed; only then, and with the source frozen,
-                 the move is complete
+                 the move is complete, and the target takes writes
 
 Any step may be cut short, by a kill too, and done again: what is there already is found by its fingerprint and not
 written twice. What nobody is told of (a promoted record, a tombstone that went) is in no log: settling finds it.
@@ -116,6 +116,8 @@ class Migration:
         self._began = time.monotonic()
         self.froze = False
         """The source is frozen, by this run."""
+        self.handing_over = False
+        """The target takes writes, or is being told to: what came of that may not be known."""
 
     async def run(self, *, cut_over: bool, replace: bool = False) -> Report:
         if self._target.epoch == self._source.epoch:
@@ -179,8 +181,6 @@ class Migration:
 
     async def _earlier(self, marker: Marker) -> Report:
         """The move was completed before: the target may have been written to since, so its records are left alone."""
-        if not marker.handed_over:
-            await self._hand_over(marker)
         if await self._moved_on(marker.cursor or ""):
             raise Conflict(
                 f"the target took over at {marker.completed_at}, and the source was written to since: "
@@ -198,11 +198,6 @@ class Migration:
         except Gone:
             return True
         return False
-
-    async def _hand_over(self, marker: Marker) -> None:
-        await self._target.thaw()
-        marker.handed_over = True
-        await self._target.mark(marker)
 
     # --- copying and following -------------------------------------------------------------------------------------
 
@@ -334,13 +329,12 @@ class Migration:
         self._report.token_floor = await self._target.raise_floor(compared.floor)
         self._report.complete = True
         self._report.seconds, self._report.frozen_seconds = self._elapsed(self._began), self._elapsed(began)
-        await self._check_frozen()
-        marker.completed_at = self._target.now()
         marker.report = self._kept()
-        await self._target.mark(marker)
         if failpoints.armed:
             failpoints.reach("migrate.complete")
-        await self._hand_over(marker)
+        await self._check_frozen()
+        self.handing_over = True
+        await self._target.hand_over(marker)
 
     async def _settled(self, marker: Marker) -> Compared:
         """Nobody writes: compare until nothing differs. That comparison is the verification."""

@@ -3,7 +3,9 @@
 Owns writing and removing rows, and the marker. Must not know where rows come from.
 
 The target is frozen from before the first row until the move is complete, so that no daemon on it takes a write in
-between. What is written there nobody is told of: its log begins with the first write after the move.
+between. That it is complete is noted in the very unit that ends the freeze: no kill falls in between, and a freeze that
+is found later is not ours to end. What is written there nobody is told of: its log begins with the first write after
+the move.
 """
 
 from __future__ import annotations
@@ -58,10 +60,9 @@ class Marker(Struct, rename="camel", kw_only=True, omit_defaults=True):
     cursor: Cursor | None = None
     """Up to where the source's log has been followed; None until everything has been copied once."""
     completed_at: str | None = None
+    """Writes are taken here since."""
     report: dict[str, Any] | None = None
     """What a complete move came to."""
-    handed_over: bool = False
-    """Writes are taken here since."""
 
 
 _decode_marker = msgspec.json.Decoder(Marker).decode
@@ -100,6 +101,12 @@ class Target:
 
     async def thaw(self) -> None:
         await self._holding.thaw()
+
+    async def hand_over(self, marker: Marker) -> None:
+        """Complete the move. From the return of this on every daemon here takes writes."""
+        marker.completed_at = self.now()
+        await self._mark(marker, thawing=True)
+        await self._holding.until_thaw_is_heeded()
 
     async def close(self) -> None:
         await self._holding.close()
@@ -199,12 +206,16 @@ class Target:
 
     async def mark(self, marker: Marker) -> None:
         """Note how far the move is. Raises when another one has noted something since."""
+        await self._mark(marker, thawing=False)
+
+    async def _mark(self, marker: Marker, *, thawing: bool) -> None:
         expects = (own.KIND, marker.revision) if marker.revision else None
         marker.revision += 1
         marker.updated_at = self.now()
         row = self._marked(marker)
         for _ in range(ATTEMPTS):
-            (result,) = await self._engine.commit([(Write(row, expects, None),)])
+            end_of_freeze = await self._end_of_freeze() if thawing else ()
+            (result,) = await self._engine.commit([(Write(row, expects, None), *end_of_freeze)])
             if isinstance(result, StateError):
                 raise result
             (found,) = await self._engine.get([MARKER]) if result != "applied" else (row,)
@@ -213,6 +224,10 @@ class Target:
             if (None if found is None else found.stamp) != expects:
                 raise Conflict("another migrate writes to the same target: let one of them end")
         raise Busy("how far the move is cannot be noted in the target: its answers stay unknown")
+
+    async def _end_of_freeze(self) -> tuple[Write, ...]:
+        (found,) = await self._engine.get([own.FREEZE])
+        return () if found is None else (own.removal(found),)
 
     def _marked(self, marker: Marker) -> Row:
         plain = own.row(self._store, MARKER)

@@ -71,6 +71,10 @@ async def remove(store: Store, key: Key) -> None:
         (before,) = rows
         if before is None:
             return None
-        return (Write(msgspec.structs.replace(before, deleted=REMOVED), before.stamp, None),)
+        return (removal(before),)
 
     await store.attempt([key], decide)
+
+
+def removal(before: Row) -> Write:
+    return Write(msgspec.structs.replace(before, deleted=REMOVED), before.stamp, None)

@@ -59,9 +59,10 @@ def wait_until_serving(path: Path, process: subprocess.Popen[str]) -> None:
 @contextmanager
 def started(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A verb in a process of its own, ended with the block if it has not ended by then."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options = {"env": plain_environment(), **piped, **options}
     command = [sys.executable, "-m", "statesvc", *words]
-    with subprocess.Popen(command, env=plain_environment(), **options) as process:
+    with subprocess.Popen(command, **options) as process:
         try:
             yield process
         finally:

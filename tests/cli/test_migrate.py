@@ -33,6 +33,7 @@ FROZEN = (
     "statesvc: the source is frozen: go on with the same command, or take that back with --thaw-source "
     "instead of --cut-over"
 )
+HANDING_OVER = "statesvc: the source is frozen, and the target takes over or has done so: go on with the same command"
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_a_move_that_was_killed_goes_on(place, home, there):
         assert jobs_of(there) == before
 
 
-@pytest.mark.parametrize("place", ["Migration._settled", "Target.thaw"])
+@pytest.mark.parametrize("place", ["Migration._settled", "Target.hand_over"])
 def test_a_cut_over_that_was_killed_goes_on(place, home, there):
     with home.daemon():
         fill(home, 100)
@@ -276,6 +277,35 @@ def test_an_interrupted_cut_over_says_how_to_go_on_and_that_the_source_is_frozen
         assert undone.record["sourceFrozen"] is False
         assert home.ask("create", "y").code == 0
         assert migrate(socket_of(home), there, "--cut-over").record["complete"]
+
+
+def test_a_cut_over_that_was_interrupted_when_the_target_took_over_does_not_offer_to_take_it_back(home, there):
+    with home.daemon():
+        fill(home, 10)
+        words = ("--from", socket_of(home), "--to", f"sqlite:{there.data}", "--cut-over")
+        with halted("Target.hand_over", *words) as moving:
+            moving.send_signal(signal.SIGINT)
+            answer = ended(moving)
+        assert answer.err.splitlines() == ["statesvc: interrupted; the same command goes on from here", HANDING_OVER]
+        assert migrate(socket_of(home), there, "--cut-over").record["already"]
+
+
+def test_a_target_does_not_take_over_from_a_daemon_that_was_told_to_thaw_meanwhile(serving, there):
+    fill(serving, 10)
+    words = ("migrate", "--from", socket_of(serving), "--to", f"sqlite:{there.data}", "--cut-over")
+    environment = {**plain_environment(), "STATESVC_FAILPOINTS": "migrate.complete=stop"}
+    with started(*words, env=environment) as moving:
+        os.waitid(os.P_PID, moving.pid, os.WSTOPPED)
+        assert serving.ask("thaw").code == 0
+        moving.send_signal(signal.SIGCONT)
+        answer = ended(moving)
+    assert answer.code == 4
+    assert "the source was thawed while it was moved" in answer.err
+    assert FROZEN not in answer.err
+    assert serving.ask("create", "late").code == 0
+    assert migrate(socket_of(serving), there, "--cut-over").record["complete"]
+    with there.daemon():
+        assert "late" in jobs_of(there)
 
 
 def test_an_interrupted_copy_leaves_the_source_open(home, there):

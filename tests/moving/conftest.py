@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from statesvc.backends.port import Engine
+from statesvc.moving import holdings
 from statesvc.store import administration
 from tests.engines.addresses import EVERY, USUAL
 from tests.moving.stores import Place
@@ -19,7 +20,8 @@ def no_other_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(_: Engine, **__: bool) -> None:
         pass
 
-    monkeypatch.setattr(administration, "until_heeded", at_once)
+    for module in (administration, holdings):
+        monkeypatch.setattr(module, "until_heeded", at_once)
 
 
 KEPT = [name for name in USUAL if EVERY[name].keeps]

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from statesvc import failpoints
 from statesvc.backends.port import Engine, Keys, LogKept, Row
-from statesvc.moving import migration
+from statesvc.moving import holdings, migration
 from statesvc.moving import target as targets
 from statesvc.moving.fingerprints import fingerprint
 from statesvc.moving.migration import Differs
-from statesvc.store import own
+from statesvc.store import administration, own
 from statesvc_client.errors import Conflict, TooLarge
 from tests.engines.rows import buried, commit, hidden, removed, row
 from tests.engines.weak import WeakEngine, WeakStorage
@@ -285,9 +286,9 @@ def shared() -> Place:
     return Place(lambda: WeakEngine(storage))
 
 
-async def thawed(shared: Place) -> None:
-    """Another admin thaws it, at a daemon of its own."""
-    held = await shared.holding()
+async def thawed(there: Place) -> None:
+    """An admin thaws it, at a daemon of its own."""
+    held = await there.holding()
     await held.thaw()
     await held.close()
 
@@ -430,19 +431,77 @@ async def test_a_source_that_went_on_after_its_move_is_not_called_moved(folder: 
     assert (await other.rows())["job", "job-1"].revision == 50
 
 
-async def test_a_hand_over_that_was_cut_short_is_made_up_for(folder: Place, other: Place, monkeypatch):
+@pytest.fixture
+def killed_before_the_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[Place, Place], Awaitable[None]]:
+    """A cut-over that ends when everything is moved and verified."""
+
+    def reach(point: str) -> None:
+        if point == "migrate.complete":
+            raise KeyboardInterrupt
+
+    async def cut_over(source: Place, target: Place) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(failpoints, "armed", True)
+            patch.setattr(failpoints, "reach", reach)
+            with pytest.raises(KeyboardInterrupt):
+                await moved(source, target)
+
+    return cut_over
+
+
+async def test_a_cut_over_that_was_killed_before_its_end_is_made_up_for(
+    folder: Place, target: Place, killed_before_the_end
+):
+    await fill(folder)
+    await killed_before_the_end(folder, target)
+    held = await target.holding()
+    assert await held.is_frozen()
+    await held.close()
+    report = await moved(folder, target)
+    assert (report.complete, report.already) == (True, False)
+    held = await target.holding()
+    assert not await held.is_frozen()
+    await held.close()
+
+
+@pytest.mark.parametrize("cut_over", [False, True])
+async def test_a_cut_over_that_was_killed_before_its_end_can_be_taken_back(
+    folder: Place, other: Place, killed_before_the_end, cut_over: bool
+):
+    """The source is thawed and written to: no later run hands over what is old by then."""
+    await fill(folder)
+    await killed_before_the_end(folder, other)
+    await thawed(folder)
+    async with folder.open() as engine:
+        await put(engine, record("job-1", revision=50))
+    assert (await moved(folder, other, cut_over=cut_over)).complete == cut_over
+    for place_, is_frozen in ((folder, cut_over), (other, not cut_over)):
+        held = await place_.holding()
+        assert await held.is_frozen() == is_frozen
+        await held.close()
+    assert (await other.rows())["job", "job-1"].revision == 50
+
+
+async def test_a_freeze_that_an_admin_ordered_after_the_move_is_left_alone(folder: Place, other: Place, monkeypatch):
+    """Also where the run that completed it was cut short while daemons heard of the thaw."""
     await fill(folder)
 
-    async def killed(self: migration.Migration, marker: object) -> None:
-        raise KeyboardInterrupt
+    async def interrupted(_: Engine, *, under_way: bool = True) -> None:
+        if not under_way:
+            raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(migration.Migration, "_hand_over", killed)
-        with pytest.raises(KeyboardInterrupt):
+        for module in (administration, holdings):
+            patch.setattr(module, "until_heeded", interrupted)
+        with pytest.raises(asyncio.CancelledError):
             await moved(folder, other)
-    assert (await moved(folder, other)).already
     held = await other.holding()
     assert not await held.is_frozen()
+    await held.freeze()
+    await held.close()
+    assert (await moved(folder, other)).already
+    held = await other.holding()
+    assert await held.is_frozen()
     await held.close()
 
 
