@@ -145,24 +145,30 @@ class Migration:
         target, source = self._target, self._source
         marker = await target.marker()
         if marker is not None and marker.epoch == source.epoch and (marker.completed_at is None or not replace):
-            if marker.completed_at is None and not await target.is_frozen():
-                # Somebody thawed it. One that is frozen still has been heeded: the marker was written after that.
-                await target.freeze()
+            if marker.completed_at is None:
+                await self._go_on(marker)
             return marker
         if not replace:
             await self._check_empty(marker)
         await target.freeze()
         fresh = target.new_marker(source.backend, source.epoch)
+        fresh.revision = 0 if marker is None else marker.revision
         if not replace:
             # Somebody may have written to it until it was frozen.
             if not await target.is_empty():
                 await target.thaw()
                 raise self._taken(marker)
-            fresh.revision = 0 if marker is None else marker.revision
             await target.mark(fresh)
         else:
             await target.start_over(fresh)
         return fresh
+
+    async def _go_on(self, marker: Marker) -> None:
+        # Before anything else: whoever else is at it, or stands still, neither writes nor completes it from here on.
+        await self._target.mark(marker)
+        if not await self._target.is_frozen():
+            # Somebody thawed it. One that is frozen still has been heeded: a marker was written after that.
+            await self._target.freeze()
 
     async def _check_empty(self, marker: Marker | None) -> None:
         if not await self._target.is_empty():

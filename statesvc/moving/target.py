@@ -6,6 +6,9 @@ The target is frozen from before the first row until the move is complete, so th
 between. That it is complete is noted in the very unit that ends the freeze: no kill falls in between, and a freeze that
 is found later is not ours to end. What is written there nobody is told of: its log begins with the first write after
 the move.
+
+Each run writes the marker before anything else, and rows only while it is as that run left it: one that stood still
+while another went on, and perhaps completed the move, writes nothing more.
 """
 
 from __future__ import annotations
@@ -88,6 +91,8 @@ class Target:
         self.backend = holding.engine.name
         self.floor = 0
         """No token up to this one may be given out again."""
+        self._left: Row | None = None
+        """The marker as it was written here last."""
 
     @property
     def epoch(self) -> str:
@@ -171,6 +176,8 @@ class Target:
 
     async def _write(self, rows: Sequence[Row], expected: Mapping[Key, Stamp]) -> None:
         for _ in range(ATTEMPTS):
+            # After what is expected was read: whatever another changes from here on is a conflict.
+            await self._check_ours()
             results = await self._engine.commit([(Write(row, expected.get(row.key), None),) for row in rows])
             if failpoints.armed:
                 failpoints.reach("migrate.inside")
@@ -186,9 +193,12 @@ class Target:
             if not rows:
                 return
         kind, name = rows[0].key
-        raise Busy(
-            f"{kind} {name} keeps changing in the target: another migrate, or a daemon that is not frozen, writes there"
-        )
+        raise Busy(f"{kind} {name} keeps changing in the target: a daemon that is not frozen writes there")
+
+    async def _check_ours(self) -> None:
+        (found,) = await self._engine.get([MARKER])
+        if found != self._left:
+            raise _another()
 
     # --- the marker and other rows of the daemon's own -------------------------------------------------------------
 
@@ -220,9 +230,10 @@ class Target:
                 raise result
             (found,) = await self._engine.get([MARKER]) if result != "applied" else (row,)
             if found == row:
+                self._left = row
                 return
             if (None if found is None else found.stamp) != expects:
-                raise Conflict("another migrate writes to the same target: let one of them end")
+                raise _another()
         raise Busy("how far the move is cannot be noted in the target: its answers stay unknown")
 
     async def _end_of_freeze(self) -> tuple[Write, ...]:
@@ -240,7 +251,8 @@ class Target:
         marker.revision += 1
         marker.updated_at = self.now()
         store = self._store
-        ours = [self._marked(marker), own.row(store, own.FREEZE), own.row(store, own.TOKENS, token=self.floor)]
+        self._left = self._marked(marker)
+        ours = [self._left, own.row(store, own.FREEZE), own.row(store, own.TOKENS, token=self.floor)]
         await self._engine.load(_one_page(ours))
 
     async def raise_floor(self, least: int) -> int:
@@ -273,6 +285,10 @@ def _batches(rows: Sequence[Row]) -> Iterable[list[Row]]:
             some, room = [], BATCH_BYTES
     if some:
         yield some
+
+
+def _another() -> Conflict:
+    return Conflict("another migrate writes to the same target, or did: let one of them end")
 
 
 def _of_record(row: Row, refused: StateError) -> StateError:

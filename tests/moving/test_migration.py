@@ -519,6 +519,55 @@ async def test_two_moves_into_one_target_notice_each_other(folder: Place, other:
     await held.close()
 
 
+@pytest.mark.parametrize(
+    ("step", "key"), [("forward", ("job", "job-1")), ("put", ("job", "job-2")), ("remove", ("_dedupe", "gone"))]
+)
+async def test_a_run_that_stood_still_while_another_completed_the_move_writes_nothing_more(
+    shared: Place, monkeypatch, step: str, key: tuple[str, str]
+):
+    await fill(shared)
+    storage = WeakStorage(unknown=0)
+    target = Place(lambda: WeakEngine(storage))
+    await moved(shared, target, cut_over=False)
+    async with shared.open() as engine:
+        promoted, gone = await engine.get([("job", "job-2"), ("_dedupe", "gone")])
+        assert promoted is not None
+        assert gone is not None
+        await commit(engine, [(hidden(promoted, ready="5"),), (removed(gone),)])
+        await put(engine, record("job-1", revision=3))
+    written = record(key[1], kind=key[0], revision=50)
+    goes_on = getattr(targets.Target, step)
+
+    async def stand_still(self: targets.Target, *args: Any, **options: Any) -> Any:
+        if args[0]:
+            monkeypatch.setattr(targets.Target, step, goes_on)
+            assert (await moved(shared, target)).complete
+            async with target.open() as daemon:
+                await put(daemon, written)
+        return await goes_on(self, *args, **options)
+
+    monkeypatch.setattr(targets.Target, step, stand_still)
+    with pytest.raises(Conflict, match="another migrate writes to the same target"):
+        await moved(shared, target, cut_over=False)
+    assert (await target.rows())[key] == written
+    assert (await moved(shared, target)).already
+
+
+async def test_a_move_that_began_anew_is_not_taken_for_the_one_before(folder: Place, other: Place):
+    """The revision of the marker, by which runs notice each other, goes on."""
+
+    async def noted() -> int:
+        async with other.open() as engine:
+            (marker,) = await engine.get([targets.MARKER])
+        return 0 if marker is None else marker.revision
+
+    await fill(folder)
+    await moved(folder, other)
+    before = await noted()
+    await moved(folder, other, cut_over=False, replace=True)
+    assert await noted() > before
+
+
 # --- verifying -----------------------------------------------------------------------------------------------------
 
 
