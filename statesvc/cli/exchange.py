@@ -47,7 +47,7 @@ def export_command(talk: Talk, *, kinds: tuple[str, ...], secrets: bool, file: s
     """Print all records of all kinds as JSON lines.
 
     That is what import takes. The records are read page by page while others write: for the state at one moment,
-    use snapshot save. A file gets its name when it is complete.
+    use snapshot save. A file gets its name when it is complete; a device or a pipe is written to as it is.
     """
     with talk.open() as session, _written(file, secrets) as out, Meter("exporting", "records") as meter:
         counts = _counts(session, kinds)
@@ -86,14 +86,26 @@ def _line(kind: str, record: dict[str, Any], secrets: bool) -> bytes:
 @contextmanager
 def _written(file: str, secrets: bool) -> Iterator[IO[bytes]]:
     """Where to write to; a file has another name until all is well."""
-    if file == "-":
+    if file in ("-", "/dev/stdout"):
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
-        return
-    try:
-        descriptor, part = mkstemp(".part", os.path.basename(file), os.path.dirname(file) or ".")
-    except OSError as problem:
-        raise click.FileError(file, problem.strerror) from None
+    elif os.path.exists(file) and not os.path.isfile(file):
+        # A device or a pipe is written to, not replaced.
+        with _refusal_named(file):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        with open(descriptor, "wb") as out:
+            yield out
+    else:
+        # A link stays one: what it points to is replaced.
+        with _replaced(os.path.realpath(file), secrets) as out:
+            yield out
+
+
+@contextmanager
+def _replaced(file: str, secrets: bool) -> Iterator[IO[bytes]]:
+    folder = os.path.dirname(file)
+    with _refusal_named(file):
+        descriptor, part = mkstemp(".part", os.path.basename(file), folder)
     try:
         with open(descriptor, "wb") as out:
             yield out
@@ -104,6 +116,25 @@ def _written(file: str, secrets: bool) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+    with _refusal_named(file):
+        _sync(folder)
+
+
+def _sync(folder: str) -> None:
+    """The new name is on the disk as well as what it names."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _refusal_named(file: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise click.FileError(file, problem.strerror) from None
 
 
 def _umask() -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 
 import pytest
 
+from statesvc.cli import exchange
 from tests.cli.running import Home, run
 
 TIMES = {
@@ -68,6 +70,52 @@ def test_an_export_that_fails_leaves_the_earlier_file_as_it_was(tmp_path):
     assert run("export", "-o", str(file), "--socket", str(tmp_path / "none.sock")).code == 5
     assert file.read_text() == "earlier\n"
     assert [path.name for path in tmp_path.glob("all*")] == ["all.jsonl"]
+
+
+def test_a_pipe_is_written_to_and_stays_one(source, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert source.ask("export", "-o", str(pipe)).code == 0
+        assert len(os.read(reader, 65_536).splitlines()) == 4
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_device_is_written_to_through_a_link_too(source, tmp_path):
+    link = tmp_path / "nowhere"
+    link.symlink_to(os.devnull)
+    assert source.ask("export", "-o", str(link)).code == 0
+    assert link.is_char_device()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_a_link_points_to_is_replaced_and_the_link_stays(source, tmp_path, is_there):
+    file, link = tmp_path / "there.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(file.name)
+    if is_there:
+        file.write_text("earlier\n")
+    assert source.ask("export", "-o", str(link)).code == 0
+    assert link.is_symlink()
+    assert len(file.read_text().splitlines()) == 4
+
+
+def test_a_file_that_was_replaced_is_on_the_disk_under_its_name(tmp_path, monkeypatch):
+    file = tmp_path / "all.jsonl"
+    synced: list[bool] = []
+    fsync = os.fsync
+
+    def and_note(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            synced.append(file.exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", and_note)
+    with exchange._written(str(file), False) as out:
+        out.write(b"{}\n")
+    assert synced == [True]
 
 
 def test_what_was_exported_arrives_elsewhere_with_its_times_and_again_changes_nothing(source, target, tmp_path):
