@@ -149,6 +149,7 @@ async def _fill(engine: SqliteEngine, settings: Settings, path: Path, told: Told
 
 def _keep_old_files(paths: Any, aside: Path) -> Path | None:
     """Give every file of the old store a second name in a folder of its own: the first is about to be taken."""
+    from statesvc.backends.sqlite.disk import sync_folder
     from statesvc.backends.sqlite.paths import sides
 
     notes = [paths.watermark, paths.state_watermark, paths.unsynced]
@@ -161,4 +162,6 @@ def _keep_old_files(paths: Any, aside: Path) -> Path | None:
         os.link(file, aside / file.name)
     if paths.incoming.exists():
         os.rename(paths.incoming, aside / paths.incoming.name)
+    # The second names are on the disk before the first ones go; that of the folder itself goes there with `incoming`.
+    sync_folder(aside)
     return aside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,22 @@ def test_a_store_that_no_longer_opens_is_restored_and_its_files_are_kept(damaged
         home.ask("delete", "leader", "--kind", "lock")
         # A token that was given out before never comes again, whatever is restored.
         assert home.ask("claim", "leader", "--kind", "lock").record["lease"]["token"] > 2
+
+
+def test_the_old_files_are_on_the_disk_under_their_second_names_before_the_first_are_taken(damaged, monkeypatch):
+    kept_in_time: list[bool] = []
+    fsync = os.fsync
+
+    def and_look(descriptor: int) -> None:
+        fsync(descriptor)
+        folder = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if folder.name.startswith("damaged-"):
+            names = ("log.db", "state.db")
+            kept_in_time.append(all((folder / name).samefile(damaged.data / name) for name in names))
+
+    monkeypatch.setattr(os, "fsync", and_look)
+    assert damaged.alone("snapshot", "restore", "a.snapshot").code == 0
+    assert kept_in_time == [True]
 
 
 def test_what_was_noted_about_the_lost_store_is_not_taken_for_the_restored_one(damaged):
