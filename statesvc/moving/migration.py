@@ -29,7 +29,7 @@ from ..backends.port import Cursor, Key, Row
 from ..store import own
 from .fingerprints import Counting, Tally, fingerprint, whole
 from .sources import Source
-from .target import MARKER, Ledger, Marker, Target, is_moved, read_marker
+from .target import MARKER, Ledger, Marker, Target, another_move, is_moved, read_marker
 
 MOST_ROUNDS = 5
 """How often source and target are compared until nothing differs. Under a freeze the second time is the last, unless a
@@ -156,6 +156,8 @@ class Migration:
         if not replace:
             # Somebody may have written to it until it was frozen.
             if not await target.is_empty():
+                if await target.marker() != marker:
+                    raise another_move()  # which needs it frozen
                 await target.thaw()
                 raise self._taken(marker)
             await target.mark(fresh)

@@ -198,7 +198,7 @@ class Target:
     async def _check_ours(self) -> None:
         (found,) = await self._engine.get([MARKER])
         if found != self._left:
-            raise _another()
+            raise another_move()
 
     # --- the marker and other rows of the daemon's own -------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Target:
                 self._left = row
                 return
             if (None if found is None else found.stamp) != expects:
-                raise _another()
+                raise another_move()
         raise Busy("how far the move is cannot be noted in the target: its answers stay unknown")
 
     async def _end_of_freeze(self) -> tuple[Write, ...]:
@@ -287,7 +287,7 @@ def _batches(rows: Sequence[Row]) -> Iterable[list[Row]]:
         yield some
 
 
-def _another() -> Conflict:
+def another_move() -> Conflict:
     return Conflict("another migrate writes to the same target, or did: let one of them end")
 
 

@@ -519,6 +519,26 @@ async def test_two_moves_into_one_target_notice_each_other(folder: Place, other:
     await held.close()
 
 
+async def test_of_two_moves_that_begin_at_once_the_later_leaves_the_target_frozen(shared: Place, monkeypatch):
+    await fill(shared)
+    storage = WeakStorage(unknown=0)
+    target = Place(lambda: WeakEngine(storage))
+    freeze = targets.Target.freeze
+
+    async def overtaken(self: targets.Target) -> None:
+        monkeypatch.setattr(targets.Target, "freeze", freeze)
+        await moved(shared, target, cut_over=False)
+        await freeze(self)
+
+    monkeypatch.setattr(targets.Target, "freeze", overtaken)
+    with pytest.raises(Conflict, match="another migrate writes to the same target"):
+        await moved(shared, target)
+    held = await target.holding()
+    assert await held.is_frozen()
+    await held.close()
+    assert (await moved(shared, target)).complete
+
+
 @pytest.mark.parametrize(
     ("step", "key"), [("forward", ("job", "job-1")), ("put", ("job", "job-2")), ("remove", ("_dedupe", "gone"))]
 )
