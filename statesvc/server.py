@@ -68,8 +68,8 @@ SWEEP_SECONDS = 1.0
 """How often stuck connections are looked for."""
 
 TRIM_SECONDS = 10.0
-"""How often memory that lies free between what is used goes back to the system: so long what a burst took is ours. To
-look costs a fifth of a millisecond."""
+"""How often memory that lies free between what is used goes back to the system: a burst is not held against us for
+long, and looking costs a fifth of a millisecond."""
 
 RETRY_SECONDS = 1.0
 """Pause between two tries to open an engine that is away."""
@@ -387,7 +387,8 @@ class Server:
     # --- while serving ---------------------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """End connections that hold resources and do not move."""
+        """End connections that hold resources and do not move; tell the supervisor what it did not take before."""
+        self._notifier.ready_again()
         now = asyncio.get_running_loop().time()
         for connection in list(self._connections):
             why = connection.end_if_stuck(now)
@@ -395,9 +396,13 @@ class Server:
                 log.warning("connection_ended", why=why)
 
     async def _feed_watchdog(self) -> None:
-        """Tell the supervisor that the loop turns and the engine answers."""
-        if self._open:
-            await self._engine.ping()
+        """Tell the supervisor that the loop turns, and that a disk of our own lets it: what a restart may help.
+
+        A shared engine is not asked. It may be away or stand still; that is no reason to end who waits for it.
+        """
+        if self._open and self._engine.immediate:
+            with suppress(StateError):  # closed for a moment, or about to end us: an answer all the same
+                await self._engine.ping()
         self._notifier.alive()
 
     # --- stop ------------------------------------------------------------------------------------------------------

@@ -21,13 +21,16 @@ Environment = MutableMapping[str, str]
 class Notifier:
     """Tells the supervisor how we are. Without one, or when it does not listen, every call is a no-op.
 
-    A notification never blocks and never raises: a daemon must not fail because its supervisor is slow.
+    A notification never blocks and never raises: a daemon must not fail because its supervisor is slow. One that was
+    not taken is lost, but for the one a supervisor waits for without end: see `ready_again`.
     """
 
-    __slots__ = ("_address",)
+    __slots__ = ("_address", "_not_taken")
 
     def __init__(self, address: str | None) -> None:
         self._address = _socket_address(address)
+        self._not_taken: str | None = None
+        """The status of a READY that the supervisor had no room for."""
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> Notifier:
@@ -35,7 +38,14 @@ class Notifier:
         return cls(variables.pop("NOTIFY_SOCKET", None))
 
     def ready(self, status: str = "") -> bool:
-        return self._send("READY=1", *_status(status))
+        taken = self._send("READY=1", *_status(status))
+        self._not_taken = None if taken else status
+        return taken
+
+    def ready_again(self) -> None:
+        """Say READY once more if it was not taken. To be called every so often, until the daemon stops."""
+        if self._not_taken is not None:
+            self.ready(self._not_taken)
 
     def stopping(self, status: str = "") -> bool:
         return self._send("STOPPING=1", *_status(status))
@@ -57,13 +67,16 @@ class Notifier:
 
 
 def watchdog_interval(environment: Environment | None = None) -> float | None:
-    """Seconds between two calls of `Notifier.alive`: half of what is tolerated. None: no watchdog."""
+    """Seconds between two calls of `Notifier.alive`: a third of what is tolerated, so that one may be lost.
+
+    None: no watchdog.
+    """
     variables = os.environ if environment is None else environment
     tolerated = _whole_number("WATCHDOG_USEC", variables.pop("WATCHDOG_USEC", ""))
     meant_for = _whole_number("WATCHDOG_PID", variables.pop("WATCHDOG_PID", ""))
     if not tolerated or meant_for not in (None, os.getpid()):
         return None
-    return tolerated / 2 / 1_000_000
+    return tolerated / 3 / 1_000_000
 
 
 def activated_socket(

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_supervisor_is_told_that_the_daemon_serves_lives_and_stops(folder, sup
         while not (last := told(supervisor)).startswith("STOPPING=1"):
             assert last == "WATCHDOG=1"
         assert daemon.exit_code() == 0
+
+
+def test_a_supervisor_that_had_no_room_for_it_is_told_later_that_the_daemon_serves(folder, supervisor):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others, suppress(BlockingIOError):
+        others.setblocking(False)
+        while True:
+            others.sendto(b"of another service", supervisor.getsockname())
+    with serving(folder, env={"NOTIFY_SOCKET": supervisor.getsockname()}) as daemon:
+        until(lambda: daemon.events("serving"), "the daemon to have said so")
+        while (heard := told(supervisor)) == "of another service":
+            pass
+        assert heard == "READY=1\nSTATUS=serving sqlite"
 
 
 def test_a_corrupt_store_is_never_ready_and_says_why_on_one_line(folder, supervisor):

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.harness import Client, Daemon, Reply, until
+from tests.daemon.harness import SECONDS, Client, Daemon, Reply, until
 from tests.faults.recoveries import FAULTS, MOST_GROWN_BYTES, recovered
 from tests.faults.test_f07_hostile_clients import memory_bounded
 from tests.fleet.daemons import daemon, fleet
@@ -114,6 +115,31 @@ def test_a_store_that_flaps_while_the_daemon_starts_is_served_in_the_end(folder:
         with one.connect() as client:
             there = {name for name in said if client.ask("get", jobId=name)["success"]}
         assert {name for name in there if said[name] == "not_applied"} == set()
+
+
+# --- while nobody asks for anything ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["go_away", "hang"])
+def test_a_daemon_whose_store_is_away_goes_on_feeding_its_watchdog(folder: Path, place: Place, trouble: str):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(folder / "notify"))
+        supervisor.settimeout(SECONDS)
+        env = {**place.env, "NOTIFY_SOCKET": supervisor.getsockname(), "WATCHDOG_USEC": "300000"}
+        with daemon(folder, place.backend, place.values, env=env).serving() as one:
+            getattr(place, trouble)()
+            until(lambda: not one._serves(), "the store to be missed")
+            forget_what_was_told(supervisor)
+            assert [supervisor.recv(4096) for _ in range(20)] == [b"WATCHDOG=1"] * 20
+            assert one.events("duty_failed") == []
+
+
+def forget_what_was_told(supervisor: socket.socket) -> None:
+    supervisor.setblocking(False)
+    with suppress(BlockingIOError):
+        while supervisor.recv(4096):
+            pass
+    supervisor.settimeout(SECONDS)
 
 
 # --- under load ------------------------------------------------------------------------------------------------------
