@@ -1,13 +1,16 @@
 """The log: one line an event, JSON off a terminal and readable on one, and never a secret in it.
 
-Owns how lines look and what is hidden in them. Must not know what the daemon does. structlog takes longer to
-import than the rest of the start, so `configure` imports it; until then the loggers that `get` hands out keep
-what they are told, within a bound, and `configure` writes it down with the time at which it happened.
+Owns how lines look, what is hidden in them, and that nobody waits for whoever reads them. Must not know what the
+daemon does. structlog takes longer to import than the rest of the start, so `configure` imports it; until then the
+loggers that `get` hands out keep what they are told, within a bound, and `configure` writes it down with the time at
+which it happened.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
 import threading
 from collections import deque
@@ -19,6 +22,15 @@ HIDDEN = "[hidden]"
 
 # Lines kept before `configure`. A start writes a handful; more means a loop, and its last lines tell enough.
 EARLY_LINES = 100
+
+# Lines that wait for a reader who stands still: some thousands, after the 64 KiB that a pipe holds.
+WAITING_BYTES = 1024 * 1024
+
+# What the lines that still wait at the end of the process may take.
+FINISH_SECONDS = 1.0
+
+# A pipe that can be written to takes so much without waiting: one page.
+_AT_ONCE = select.PIPE_BUF
 
 # A log value is a few fields. What is nested deeper was not meant for a log.
 _DEEPEST = 6
@@ -49,6 +61,7 @@ _lock = threading.Lock()
 _early: deque[_Line] = deque(maxlen=EARLY_LINES)
 _early_dropped = 0
 _write: Callable[[_Line], None] | None = None
+_lines: _Lines | None = None
 
 
 class Logger:
@@ -112,11 +125,11 @@ def configure(
     stream: TextIO | None = None,
 ) -> None:
     """Write to `stream` (stderr) from here on, first what was kept. May be called again, and in a thread."""
-    global _write, _early_dropped  # noqa: PLW0603 - see _keep
-    chosen = sys.stderr if stream is None else stream
-    write = _writer(level, format, chosen)
+    global _write, _lines, _early_dropped  # noqa: PLW0603 - see _keep
+    lines = _Lines(sys.stderr if stream is None else stream)
+    write = _writer(level, format, lines)
     with _lock:
-        _write = write
+        _write, _lines = write, lines
         early, dropped = list(_early), _early_dropped
         _early.clear()
         _early_dropped = 0
@@ -131,13 +144,19 @@ def is_configured() -> bool:
     return _write is not None
 
 
-def _writer(level: str, format: str, stream: TextIO) -> Callable[[_Line], None]:
+def finish() -> None:
+    """The process is about to end: write what waits for a slow reader, within a moment."""
+    if _lines is not None:
+        _lines.finish(FINISH_SECONDS)
+
+
+def _writer(level: str, format: str, lines: _Lines) -> Callable[[_Line], None]:
     import structlog
 
-    on_terminal = stream.isatty()
+    on_terminal = lines.on_terminal
     as_text = format == "text" or (format == "auto" and on_terminal)
     sink = structlog.wrap_logger(
-        _Lines(stream),
+        lines,
         processors=[
             structlog.processors.add_log_level,
             hide_secrets,
@@ -183,21 +202,109 @@ def _in_reading_order(_logger: Any, _method: str, values: Any) -> Any:
 
 
 class _Lines:
-    """The stream as structlog wants it. A reader that went away (a closed pipe) costs lines, nothing else."""
+    """The stream as structlog wants it: what is said is written at once, and never waited for.
+
+    A reader that went away (a closed pipe) costs lines, nothing else. One that stands still (a full pipe) makes lines
+    wait, for a thread to write them, within a bound. From the first one too many on they are dropped, until all that
+    waited is written: so the line that tells how many were lost stands where they would have stood.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._lock = threading.Lock()
+        self.on_terminal = stream.isatty()
+        self._encoding = stream.encoding or "utf-8"
+        self._has_descriptor = _has_descriptor(stream)
+        self._lock = threading.RLock()  # telling of a loss is a line too
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+        """Writes what waits; None when nothing does."""
 
     def debug(self, line: str) -> None:
         with self._lock:
             try:
-                self._stream.write(line + "\n")
-                self._stream.flush()
-            except (OSError, ValueError):
+                self._take(line + "\n")
+            except (OSError, ValueError, RuntimeError):  # the last when there can be no more threads
                 pass
 
     info = warning = error = debug
+
+    def finish(self, seconds: float) -> None:
+        """Give what waits so much time to be written."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+
+    def _take(self, line: str) -> None:
+        if not self._has_descriptor:
+            self._stream.write(line)
+            self._stream.flush()
+            return
+        data = line.encode(self._encoding, "backslashreplace")
+        if self._thread is None:
+            data = _written_now(self._stream.fileno(), data)
+        if data:
+            self._let_wait(data)
+
+    def _let_wait(self, data: bytes) -> None:
+        if self._dropped or self._waiting_bytes + len(data) > WAITING_BYTES:
+            self._dropped += 1
+            return
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._thread is None:
+            thread = threading.Thread(target=self._write_what_waits, name="statesvc-log", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _write_what_waits(self) -> None:
+        while (data := self._next()) is not None:
+            try:
+                while data:
+                    fd = self._stream.fileno()
+                    _is_writable(fd, None)
+                    data = _written_now(fd, data)
+            except (OSError, ValueError):
+                pass
+
+    def _next(self) -> bytes | None:
+        with self._lock:
+            if self._dropped and not self._waiting:
+                dropped, self._dropped = self._dropped, 0
+                get(__name__).warning("log_lines_dropped", count=dropped)
+            if not self._waiting:
+                self._thread = None
+                return None
+            data = self._waiting.popleft()
+            self._waiting_bytes -= len(data)
+            return data
+
+
+def _has_descriptor(stream: TextIO) -> bool:
+    try:
+        return stream.fileno() >= 0
+    except (OSError, ValueError):
+        return False
+
+
+def _written_now(fd: int, data: bytes) -> bytes:
+    """Write as much as does not have to be waited for; returns the rest.
+
+    Not by O_NONBLOCK: the descriptor may be shared with other processes, which do not expect it.
+    """
+    while data and _is_writable(fd, 0):
+        try:
+            data = data[os.write(fd, data[:_AT_ONCE]) :]
+        except BlockingIOError:  # somebody else has set it, or was faster
+            break
+    return data
+
+
+def _is_writable(fd: int, milliseconds: int | None) -> bool:
+    looking = select.poll()
+    looking.register(fd, select.POLLOUT)
+    return bool(looking.poll(milliseconds))
 
 
 def hide_secrets(_logger: Any, _method: str, values: Any) -> Any:

@@ -16,6 +16,7 @@ import gc
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -71,6 +72,9 @@ TRIM_SECONDS = 10.0
 """How often memory that lies free between what is used goes back to the system: a burst is not held against us for
 long, and looking costs a fifth of a millisecond."""
 
+DENIED_SECONDS = 60.0
+"""How often a uid that is refused again and again is told of: it costs others neither time nor a full log."""
+
 RETRY_SECONDS = 1.0
 """Pause between two tries to open an engine that is away."""
 
@@ -97,6 +101,7 @@ def run(settings: Settings, *, parent_fd: int | None = None, announce: Announce 
         exit_code = runner.run(server.serve(parent_fd, announce))
         if not server.closed:
             # A thread is stuck, with a disk that does not answer or in a long replay: a proper exit would wait for it.
+            logs.finish()
             os._exit(exit_code)
         return exit_code
 
@@ -151,6 +156,8 @@ class Server:
         self._connections: set[Connection] = set()
         self.expected: set[_Doorkeeper] = set()
         """Those who were let in and cannot be spoken to yet."""
+        self._denied: Counter[int] = Counter()
+        """How often each uid was refused since that was last told."""
         self._most_clients = room_for(limits.clients)
         self._open = False
         self._opened = asyncio.Event()
@@ -221,7 +228,9 @@ class Server:
         except OSError:
             raise Denied("the peer of this connection is not known: it is gone already") from None
         if not self._access.allows(peer):
-            log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
+            self._denied[peer.uid] += 1
+            if self._denied[peer.uid] == 1:
+                log.warning("peer_denied", uid=peer.uid, pid=peer.pid)
             raise Denied(f"uid {peer.uid} may not connect; see access.uids and access.gids of the configuration")
         return peer
 
@@ -264,6 +273,7 @@ class Server:
             self._open_engine(),
             self._keep_up(),
             _regularly(SWEEP_SECONDS, "sweep", self._sweep),
+            _regularly(DENIED_SECONDS, "tell_of_denied", self._tell_of_denied),
             _regularly(TRIM_SECONDS, "give_free_pages_back", partial(asyncio.to_thread, give_free_pages_back)),
         ]
         interval = watchdog_interval()
@@ -394,6 +404,13 @@ class Server:
             why = connection.end_if_stuck(now)
             if why is not None:
                 log.warning("connection_ended", why=why)
+
+    async def _tell_of_denied(self) -> None:
+        """Who was refused once has been told of; who went on is counted."""
+        denied, self._denied = self._denied, Counter()
+        for uid, times in denied.items():
+            if times > 1:
+                log.warning("peer_denied", uid=uid, again=times - 1)
 
     async def _feed_watchdog(self) -> None:
         """Tell the supervisor that the loop turns, and that a disk of our own lets it: what a restart may help.

@@ -73,3 +73,4 @@ def _run(settings: Settings, parent_fd: int | None, announce: Callable[[str], No
         # A start that failed early leaves lines that nobody has written yet.
         if not logs.is_configured():
             logs.configure(settings.log.level, settings.log.format)
+        logs.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -68,6 +69,20 @@ def test_a_corrupt_store_is_never_ready_and_says_why_on_one_line(folder, supervi
         (line,) = daemon.events("data_corrupt")
         assert line["level"] == "error"
         assert str(folder / "data" / "log.db") in line["why"]
+
+
+def test_a_daemon_whose_log_nobody_reads_serves_and_ends_all_the_same(folder):
+    """The pipe is full from the first line on, as that of a supervisor that was stopped."""
+    reading, writing = os.pipe()
+    os.write(writing, b"x" * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
+    with Daemon(folder) as daemon:
+        daemon.process = subprocess.Popen(daemon.command, env=environment(), stderr=writing)
+        daemon.wait_for_ping()
+        with daemon.connect() as client:
+            assert client.ask("create", job={"uuid": "job-1"})["success"]
+        assert daemon.stop() == 0
+    os.close(reading)
+    os.close(writing)
 
 
 @needs_activation

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.harness import Client, serving
+from tests.daemon.harness import Client, Daemon, serving, until
 from tests.faults.strangers import STRANGER, ask_as, needs_root
 
 OPEN_TO_ALL = {"access__socket_mode": "0666"}
@@ -54,6 +54,22 @@ def test_a_foreign_user_is_denied_even_when_the_socket_is_open_to_all(folder):
             assert asked(STRANGER, daemon.socket, op) == "denied"
         with daemon.connect() as client:
             assert client.ask("ping")["success"]
+
+
+@needs_root
+@pytest.mark.parametrize("seconds", [0.05, 3600.0])
+def test_a_foreign_user_who_comes_again_and_again_is_told_of_once_in_a_while_and_counted(folder, seconds):
+    program = f"from statesvc import server; server.DENIED_SECONDS = {seconds}; from statesvc.cli import main; main()"
+    daemon = Daemon(folder, backend="memory", settings=OPEN_TO_ALL)
+    daemon.command[1:3] = ["-c", program]
+    with daemon.serving():
+        for _ in range(5):
+            assert asked(STRANGER, daemon.socket) == "denied"
+
+        def times_told() -> int:
+            return sum(line.get("again", 1) for line in daemon.events("peer_denied"))
+
+        until(lambda: times_told() == (5 if seconds < 1 else 1), "every refusal to be told of")
 
 
 @needs_root

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from typing import IO
 
 import pytest
 
@@ -199,6 +202,62 @@ def test_a_value_that_cannot_be_shown_does_not_stop_the_work():
 
 def test_a_reader_that_went_away_does_not_stop_the_work():
     logs.configure("info", "json", BrokenPipe())
+    logs.get("x").info("nobody reads this")
+
+
+# --- a reader that stands still ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[IO[str], IO[str]]]:
+    """Both ends of one: what is read and what is written."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as out, os.fdopen(writing, "w") as into:
+        yield out, into
+
+
+def test_nobody_waits_for_a_reader_that_stands_still_and_it_gets_every_line_in_order(pipe):
+    out, into = pipe
+    logs.configure("info", "json", into)
+    for number in range(1000):
+        logs.get("x").info("said", number=number, pad="x" * 500)
+    assert [json.loads(out.readline())["number"] for _ in range(1000)] == list(range(1000))
+    logs.finish()
+    logs.get("x").info("afterwards")
+    assert json.loads(out.readline())["event"] == "afterwards"
+
+
+def test_a_line_longer_than_a_pipe_holds_comes_whole(pipe):
+    out, into = pipe
+    logs.configure("info", "json", into)
+    logs.get("x").info("said", pad="x" * 300_000)
+    logs.get("x").info("afterwards")
+    assert len(json.loads(out.readline())["pad"]) == 300_000
+    assert json.loads(out.readline())["event"] == "afterwards"
+
+
+def test_lines_beyond_the_bound_are_dropped_and_counted_where_they_are_missing(pipe, monkeypatch):
+    monkeypatch.setattr(logs, "WAITING_BYTES", 20_000)
+    out, into = pipe
+    logs.configure("info", "json", into)
+    for number in range(1000):
+        logs.get("x").info("said", number=number, pad="x" * 500)
+    kept = []
+    while (line := json.loads(out.readline()))["event"] == "said":
+        kept.append(line["number"])
+    assert kept == list(range(len(kept)))
+    assert (line["event"], line["level"], line["count"]) == ("log_lines_dropped", "warning", 1000 - len(kept))
+    logs.get("x").info("afterwards")
+    assert json.loads(out.readline())["event"] == "afterwards"
+
+
+def test_a_reader_that_stood_still_and_went_away_does_not_stop_the_work(pipe):
+    out, into = pipe
+    logs.configure("info", "json", into)
+    for number in range(1000):
+        logs.get("x").info("said", number=number, pad="x" * 500)
+    out.close()
+    logs.finish()
     logs.get("x").info("nobody reads this")
 
 
