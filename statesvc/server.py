@@ -16,8 +16,11 @@ import gc
 import os
 import signal
 import socket
+import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -81,6 +84,9 @@ RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 """What closing the engine may take at least, however short the drain: given up, the next start has to replay."""
 
+THREADS_SECONDS = 1.0
+"""What threads may take to end after the engine was closed: what they do is of no use to anybody any more."""
+
 AN_ADMIN = Caller(admin=True)
 """Who connects with the rights of one, until it says more of itself; one value for all of them."""
 
@@ -97,9 +103,12 @@ def run(settings: Settings, *, parent_fd: int | None = None, announce: Announce 
 
     gc.set_threshold(*COLLECTOR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        threads = ThreadPoolExecutor(thread_name_prefix="statesvc")
+        runner.get_loop().set_default_executor(threads)
         server = Server(settings, backends.make(settings))
         exit_code = runner.run(server.serve(parent_fd, announce))
-        if not server.closed:
+        threads.shutdown(wait=False)
+        if not (server.closed and runner.run(_threads_end_within(THREADS_SECONDS))):
             # A thread is stuck, with a disk that does not answer or in a long replay: a proper exit would wait for it.
             logs.finish()
             os._exit(exit_code)
@@ -481,6 +490,16 @@ async def _regularly(seconds: float, name: str, duty: Callable[[], Awaitable[Non
             await duty()
         except Exception:  # whatever it is, the next turn may be better
             log.exception("duty_failed", duty=name)
+
+
+async def _threads_end_within(seconds: float) -> bool:
+    """Whether those end that a proper exit of the process waits for. On the loop, which still heeds a second signal."""
+    deadline = time.monotonic() + seconds
+    while any(not each.daemon and each is not threading.main_thread() for each in threading.enumerate()):
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.005)
+    return True
 
 
 def _die_of(number: signal.Signals) -> NoReturn:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,12 @@ from statesvc_client.errors import Unavailable
 
 where = os.environ["MISBEHAVE"]
 server.CLOSE_SECONDS = float(os.environ.get("CLOSE_SECONDS", "3600"))
+server.THREADS_SECONDS = float(os.environ.get("THREADS_SECONDS", "3600"))
 
 class Misbehaving(MemoryEngine):
     async def open(self):
+        if where == "thread":
+            self.never = asyncio.ensure_future(self._hang())
         if where == "away":
             raise Unavailable("nobody is there")
         if where == "open":
@@ -72,6 +77,62 @@ def test_a_close_that_never_ends_is_given_up_after_a_while_and_said_to_be(folder
         assert daemon.stop() == 74
         assert daemon.events("not_closed_in_time")[0]["level"] == "error"
         assert daemon.events("stopped")[0]["exit_code"] == 74
+
+
+def test_a_thread_that_never_ends_does_not_hold_up_the_end_of_the_process(folder):
+    with misbehaving(folder, "thread", env={"THREADS_SECONDS": "0.2"}).start() as daemon:
+        until(lambda: daemon.events("hanging"), "the thread")
+        until(lambda: daemon.events("serving"), "the engine")
+        assert daemon.stop() == 0
+        assert daemon.events("stopped")[0]["exit_code"] == 0
+
+
+# --- a list that a disk does not answer ------------------------------------------------------------------------------
+
+UNREADABLE = """
+import os, sys, threading
+from statesvc import server
+from statesvc.backends.sqlite.state import StateReader
+from statesvc.cli import main
+
+server.CLOSE_SECONDS = float(os.environ["CLOSE_SECONDS"])
+
+def hang(*_):
+    print('{"event": "hanging"}', file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+StateReader.query = hang
+main()
+"""
+
+
+@contextmanager
+def stuck_in_a_list(folder: Path, close_seconds: float) -> Iterator[Daemon]:
+    """A daemon told to end, about to close its store, while a thread reads from a disk that does not answer."""
+    daemon = Daemon(folder, "--drain-seconds", "0", env={"CLOSE_SECONDS": str(close_seconds)})
+    daemon.command[1:3] = ["-c", UNREADABLE]
+    with daemon.serving(), daemon.connect() as client:
+        client.send({"op": "list"})
+        until(lambda: daemon.events("hanging"), "the list to be read")
+        daemon.signal(signal.SIGTERM)
+        until(lambda: daemon.events("connections_aborted"), "the store to be closed")
+        yield daemon
+
+
+def test_a_read_that_never_ends_does_not_hold_up_the_end_beyond_its_deadline(folder):
+    with stuck_in_a_list(folder, close_seconds=0.2) as daemon:
+        assert daemon.exit_code() == 74
+        assert daemon.events("not_closed_in_time")
+
+
+def test_a_second_signal_ends_the_daemon_also_while_a_read_never_ends(folder):
+    with stuck_in_a_list(folder, close_seconds=3600) as daemon:
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit_code() == -signal.SIGTERM
+        assert daemon.events("ending_at_once")
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
 
 
 def test_requests_that_wait_for_the_engine_are_answered_when_the_daemon_is_told_to_end(folder):

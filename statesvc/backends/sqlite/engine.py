@@ -151,9 +151,9 @@ class SqliteEngine(Engine):
         self._applying.let_go()
         self._presence.forget()
         for dump in list(self._files.state.long_readers):
-            dump.close()
-        self._log.close()
-        self._readers.close()
+            await asyncio.to_thread(dump.close)  # a page of it may be under way
+        await self._log.close()
+        await self._readers.close()
         self._reader.close()
         for worker, finish in ((self._applier, self._close_state), (self._committer, self._close_log)):
             await asyncio.wrap_future(worker.submit(finish))

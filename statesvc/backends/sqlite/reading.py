@@ -191,6 +191,6 @@ class ReadableLog:
         """Wake those who wait: there will be nothing more."""
         self._growth.tell()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.let_go()
-        self._readers.close()
+        await self._readers.close()

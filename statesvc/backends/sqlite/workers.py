@@ -96,8 +96,12 @@ class ReaderPool(Generic[Reader]):
     def _take_one(self) -> None:
         self._mine.reader = self._free.pop()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """In a thread: who reads from a disk that does not answer is waited for, and must not hold up the loop."""
         self._is_closed = True
+        await asyncio.to_thread(self._let_go)
+
+    def _let_go(self) -> None:
         self._threads.shutdown()
         for reader in self._all:
             reader.close()
