@@ -198,7 +198,7 @@ class Server:
             log.info("listening", socket=listener.path, version=__version__, pid=os.getpid())
             duties = self._take_up_duties()
             await self._stop.wait()
-            listener.remove_file()
+            _take_name_away(listener)
             await acceptor.close()
             await self._drain(duties)
         log.info("stopped", exit_code=self._exit_code)
@@ -471,6 +471,14 @@ class Server:
             await self._upkeep.stop()
             await self._store.stop()
         await self._engine.close()
+
+
+def _take_name_away(listener: Listener) -> None:
+    """So that nobody new finds us. Where that cannot be, those who are here are answered all the same."""
+    try:
+        listener.remove_file()
+    except OSError as problem:
+        log.warning("socket_not_removed", socket=listener.path, why=problem.strerror)
 
 
 def _kept(settings: Settings) -> Kept:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -59,13 +60,12 @@ class InstanceLock:
         return self
 
     def release(self) -> None:
-        """Give the lock back. The file stays, emptied of the pid, so that nobody reads a name of the past."""
+        """Give the lock back. The file stays, emptied of the pid if it can be: nobody goes by one without the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            try:
+            with suppress(OSError):
                 os.ftruncate(fd, 0)
-            finally:
-                os.close(fd)
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self.acquire()

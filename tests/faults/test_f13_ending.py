@@ -61,6 +61,25 @@ def test_everything_sent_before_the_signal_and_read_is_answered(folder):
         assert daemon.exit_code() == 0
 
 
+def test_a_socket_whose_folder_is_gone_does_not_keep_what_was_read_from_being_answered(folder):
+    place = folder / "run"
+    place.mkdir(mode=0o700)
+    daemon = Daemon(folder, settings={"failpoints": "commit.before=stop@1"})
+    daemon.socket = place / "s.sock"
+    daemon.command[daemon.command.index("--socket") + 1] = str(daemon.socket)
+    with daemon.serving(), daemon.connect() as client:
+        client.send({"op": "create", "job": {"uuid": "job-1"}})
+        until(lambda: state_of(daemon.pid) == "T", "the daemon to stand still")
+        place.rename(folder / "elsewhere")
+        place.write_text("no folder any more")
+        daemon.signal(signal.SIGTERM)
+        daemon.signal(signal.SIGCONT)
+        assert client.reply()["success"]
+        assert daemon.exit_code() == 0
+        (line,) = daemon.events("socket_not_removed")
+        assert (line["level"], line["socket"]) == ("warning", str(daemon.socket))
+
+
 def stuck_client(daemon: Daemon) -> Client:
     """A client that has asked for more than it takes, so that a drain has to wait for it."""
     client = daemon.connect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -48,6 +49,18 @@ def test_the_lock_of_a_killed_holder_is_free_at_once(path, start):
 def test_two_locks_in_one_process_exclude_each_other(path):
     with InstanceLock(path), pytest.raises(AlreadyRunning):
         InstanceLock(path).acquire()
+
+
+def test_a_lock_is_given_back_also_where_its_file_can_no_longer_be_written(path, monkeypatch):
+    def fails(_fd: int, _length: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    lock = InstanceLock(path).acquire()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "ftruncate", fails)
+        lock.release()
+    with InstanceLock(path) as again:
+        assert again.held
 
 
 def test_a_released_lock_can_be_taken_again_and_its_file_stays(path):
