@@ -14,6 +14,7 @@ import click
 
 from statesvc import failpoints
 from statesvc.cli.failures import exit_code_of, explained
+from statesvc.process.descriptors import fill_standard_streams
 
 # In the order of the help: the daemon, the verbs as a record lives, the rest.
 COMMANDS = {
@@ -84,4 +85,5 @@ def cli() -> None:
 
 def main() -> None:
     """What the installed command and `python -m statesvc` run."""
+    fill_standard_streams()
     cli(prog_name="statesvc")

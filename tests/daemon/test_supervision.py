@@ -85,6 +85,16 @@ def test_a_daemon_whose_log_nobody_reads_serves_and_ends_all_the_same(folder):
     os.close(writing)
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_daemon_started_without_standard_streams_serves_and_ends(folder, closed):
+    without = " ".join(f"{number}>&-" for number in closed)
+    with serving(folder, under=["sh", "-c", f'exec "$@" {without}', "sh"]) as daemon:
+        assert {os.readlink(f"/proc/{daemon.pid}/fd/{number}") for number in closed} == {os.devnull}
+        with daemon.connect() as client:
+            assert client.ask("create", job={"uuid": "job-1"})["success"]
+        assert daemon.stop() == 0
+
+
 @needs_activation
 def test_several_sockets_of_a_supervisor_are_refused_by_their_names(folder):
     command = activated(folder, folder / "a.sock", folder / "b.sock")
