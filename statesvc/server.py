@@ -42,7 +42,7 @@ from .process.descriptors import room_for
 from .process.listener import Listener, listen, listen_on_inherited
 from .process.memory import give_free_pages_back, give_large_blocks_back
 from .process.notify import Notifier, activated_socket, watchdog_interval
-from .process.parent import watch_parent
+from .process.parent import check_watchable, watch_parent
 from .process.peers import Access, Peer, peer_credentials
 from .store.administration import Administration
 from .store.adopting import adopted
@@ -101,6 +101,8 @@ def run(settings: Settings, *, parent_fd: int | None = None, announce: Announce 
     """Serve until told to stop; returns the exit code."""
     import uvloop
 
+    if parent_fd is not None:
+        check_watchable(parent_fd)
     gc.set_threshold(*COLLECTOR)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         threads = ThreadPoolExecutor(thread_name_prefix="statesvc")

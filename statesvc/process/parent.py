@@ -58,12 +58,13 @@ class ParentWatch:
 
 def watch_parent(loop: AbstractEventLoop, fd: int, on_death: Callable[[], object]) -> ParentWatch:
     """Call `on_death` once, on the loop, when no writer of the pipe or socket `fd` is left. Owns `fd`."""
-    _check_watchable(fd)
+    check_watchable(fd)
     os.set_inheritable(fd, False)
     return ParentWatch(loop, fd, on_death)
 
 
-def _check_watchable(fd: int) -> None:
+def check_watchable(fd: int) -> None:
+    """BadInheritance unless it is a pipe or a socket. To be asked before we open any ourselves, at the same number."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError as error:

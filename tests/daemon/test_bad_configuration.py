@@ -40,6 +40,14 @@ def test_an_unknown_engine_is_named(folder):
     assert "etcd" in said
 
 
+@pytest.mark.parametrize("number", range(3, 15))
+def test_a_parent_descriptor_that_is_not_open_is_never_taken_for_one_of_our_own(folder, number):
+    code, said = refused(folder, "--parent-fd", str(number))
+    assert code == BAD_CONFIGURATION
+    assert f"descriptor {number}, meant to tell of the parent's end, is not open" in said
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("stderr")) == []
+
+
 def test_a_parent_descriptor_that_is_not_open_is_a_bad_configuration(folder):
     command = [sys.executable, "-m", "statesvc", "serve", "--socket", str(folder / "s.sock"), "--backend", "memory"]
     run = subprocess.run(
