@@ -41,6 +41,8 @@ class Misbehaving(MemoryEngine):
     async def ping(self):
         if where == "ping":
             raise ValueError("a mistake of ours")
+        if where == "replaced":
+            raise Unavailable("the store is not open")
 
     async def _hang(self):
         print('{"event": "hanging"}', file=sys.stderr, flush=True)
@@ -170,6 +172,18 @@ def test_a_duty_that_fails_is_logged_when_it_happens_and_tried_again(folder):
         assert "a mistake of ours" in line["exception"]
         daemon.wait_for_ping()
         assert daemon.stop() == 0
+
+
+def test_a_store_that_is_closed_for_a_moment_by_a_restore_does_not_starve_the_watchdog(folder):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(folder / "notify"))
+        supervisor.settimeout(30)
+        env = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "60000"}
+        with misbehaving(folder, "replaced", env=env).start() as daemon:
+            while not supervisor.recv(4096).startswith(b"READY=1"):
+                pass
+            assert [supervisor.recv(4096) for _ in range(5)] == [b"WATCHDOG=1"] * 5
+            assert daemon.events("duty_failed") == []
 
 
 def test_two_signals_at_once_leave_no_socket_behind(folder):
