@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 from msgspec import Struct
 from msgspec.structs import replace
 
-from statesvc_client.errors import StateError
+from statesvc_client.errors import StateError, Unavailable
 
 Key = tuple[str, str]
 """Kind and id of a record."""
@@ -213,6 +213,11 @@ class Step(NamedTuple):
 
 class DataCorrupt(Exception):
     """What is stored cannot be trusted: which file, what was found, what to do. The daemon refuses to serve it."""
+
+
+class BeingReplaced(Unavailable):
+    """Everything that is stored is being replaced. Whoever is at it may be gone: an engine that is told to open again
+    and again finishes it then."""
 
 
 class EngineBroken(Exception):

@@ -18,7 +18,7 @@ from statesvc.backends.dynamodb.registry import LaneState
 from statesvc.backends.dynamodb.slots import MOST_PARTS
 from statesvc.backends.port import Result, Row, Unit
 from statesvc_client.errors import StateError, Unavailable
-from tests.dynamodb.engines import Place, whole_log
+from tests.dynamodb.engines import Place, in_haste, whole_log
 from tests.dynamodb.servers import Fault, TroubledEndpoint
 from tests.engines.rows import after, born, fill, removed, row
 
@@ -238,7 +238,7 @@ async def holders(engine: DynamodbEngine) -> list[str]:
 
 async def test_two_that_begin_anew_at_once_begin_one_life(place: Place):
     async with place.opened() as one, place.opened() as two:
-        await two.load(nothing())
+        await in_haste(two).load(nothing())
         here = one._opened
         assert here is not None
         await asyncio.gather(*(here.begin_anew() for _ in range(3)))
@@ -248,7 +248,7 @@ async def test_two_that_begin_anew_at_once_begin_one_life(place: Place):
 
 async def test_a_life_that_could_not_begin_leaves_its_lane(place: Place, monkeypatch: pytest.MonkeyPatch):
     async with place.opened() as one, place.opened() as two:
-        await two.load(nothing())
+        await in_haste(two).load(nothing())
         here, begin = one._opened, Following.begin
         assert here is not None
 
@@ -280,8 +280,9 @@ async def test_an_engine_that_loaded_and_could_not_begin_anew_serves_nothing_unt
             await real()
 
         here.begin_anew = begin_anew  # type: ignore[method-assign]
-        with pytest.raises(Unavailable, match="away"):
+        with pytest.raises(Unavailable, match="away") as raised:
             await engine.load(nothing())
+        assert raised.value.outcome == "unknown"
         with pytest.raises(Unavailable, match="replaced"):
             await engine.commit([born("a")])
         await asyncio.wait_for(began.wait(), LONG)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
 
 import pytest
 
+from statesvc.backends.dynamodb import engine as engines
 from statesvc.backends.dynamodb import whole
 from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.dynamodb.layout import meta_key
 from statesvc.backends.dynamodb.tables import describe
 from statesvc.backends.dynamodb.whole import Whole
 from statesvc.backends.port import Query, Row
-from statesvc_client.errors import Unavailable
+from statesvc_client.errors import StateError, Unavailable
 from tests.dynamodb.asking import make_table
-from tests.dynamodb.engines import Place, place_at, whole_log
+from tests.dynamodb.engines import Place, in_haste, place_at, whole_log
 from tests.dynamodb.servers import Tables
-from tests.engines.rows import after, commit, fill, row
+from tests.engines.rows import after, born, commit, fill, row
 
 LONG = 60.0
 
@@ -26,6 +28,32 @@ LONG = 60.0
 async def pieces(*rows: Row) -> AsyncIterator[list[Row]]:
     for each in rows:
         yield [each]
+
+
+@asynccontextmanager
+async def hearing(engine: DynamodbEngine) -> AsyncIterator[None]:
+    """Follow the log meanwhile, as a daemon does: so the engine hears of what others do."""
+
+    async def follow() -> None:
+        while True:
+            with suppress(StateError):
+                await engine.log_grew(await engine.position(), LONG)
+            await asyncio.sleep(0.01)
+
+    following = asyncio.create_task(follow())
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def is_barred(engine: DynamodbEngine) -> bool:
+    try:
+        await engine.get([("job", "any")])
+    except Unavailable:
+        return True
+    return False
 
 
 async def rows_of(engine: DynamodbEngine) -> list[Row]:
@@ -102,7 +130,7 @@ async def test_a_load_that_was_begun_is_finished_by_whoever_opens_next(
     async def dies(_: Whole, *args: object) -> None:
         if next(steps) == done:
             raise ConnectionError("the daemon is gone")
-        await (put if args else empty)(_, *args)  # type: ignore[arg-type]
+        await (put if len(args) > 1 else empty)(_, *args)  # type: ignore[arg-type]
 
     async with place.opened() as engine:
         await fill(engine, [row("old"), row("job-01", uid="before")])
@@ -125,6 +153,137 @@ async def test_a_load_that_was_begun_is_finished_by_whoever_opens_next(
         assert len(await again.query(Query(kind="job", limit=99, term=("label:x", "y")))) == 30
         assert await commit(again, [(after(fresh[0]),)]) == ["applied"]
         assert await again.check() == []
+    left = [item["pk"]["S"] for item in await place.items(place.tables.companion)]
+    assert not [pk for pk in left if pk.startswith("s#")]
+
+
+@pytest.mark.parametrize("begun_by", ["itself", "another that is gone"])
+async def test_a_load_that_failed_half_way_is_finished_by_a_daemon_that_runs(
+    place: Place, monkeypatch: pytest.MonkeyPatch, begun_by: str
+):
+    fresh = [row("new"), row("kv-1", kind="kv")]
+    monkeypatch.setattr(engines, "FIRST_ANEW_SECONDS", 0.01)
+    failures, put = [ConnectionError("the network is gone")], Whole._put
+
+    async def fails_once(self: Whole, *args: Any) -> None:
+        if failures:
+            raise failures.pop()
+        await put(self, *args)
+
+    monkeypatch.setattr(Whole, "_put", fails_once)
+    async with place.opened() as running, hearing(running):
+        told = asyncio.Event()
+        running.began_anew = told.set
+        await fill(running, [row("old")])
+        async with nullcontext(running) if begun_by == "itself" else place.opened() as loader:
+            with pytest.raises(ConnectionError):
+                await loader.load(pieces(*fresh))
+        monkeypatch.setattr(whole, "ABANDONED_SECONDS", 0.0)
+        await asyncio.wait_for(told.wait(), LONG)
+        assert await rows_of(running) == fresh
+        assert await commit(running, [(after(fresh[0]),)]) == ["applied"]
+        assert await running.check() == []
+
+
+async def test_a_piece_of_a_load_that_is_throttled_for_long_is_tried_on(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(whole, "PAUSE_SECONDS", 0.0)
+    async with place.opened() as engine:
+        await fill(engine, [row("old")])
+        throttled, write_all = [Unavailable("DynamoDB throttles writes")] * 3, engine._open.fetcher.write_all
+
+        async def reluctantly(table: str, requests: Sequence[Any]) -> None:
+            if throttled and table == place.tables.jobs:
+                raise throttled.pop()
+            await write_all(table, requests)
+
+        engine._open.fetcher.write_all = reluctantly  # type: ignore[method-assign]
+        await engine.load(pieces(row("new")))
+        assert not throttled
+        assert await rows_of(engine) == [row("new")]
+
+
+async def test_nothing_is_deleted_while_another_daemon_still_commits_or_anybody_reads(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    order, send, empty = [], asyncio.Event(), Whole._empty
+    async with place.opened() as one, place.opened() as two, hearing(two):
+        await fill(one, [row("old")])
+        call = two._calls.call
+
+        async def held_up(operation: str, request: dict[str, Any], **how: Any) -> dict[str, Any]:
+            if operation == "TransactWriteItems":
+                await send.wait()
+                order.append("committed")
+            return await call(operation, request, **how)
+
+        async def noted(self: Whole, epoch: str) -> None:
+            order.append("deleted")
+            for engine in (one, two):
+                with pytest.raises(Unavailable, match="replaced"):
+                    await engine.get([("job", "old")])
+            await empty(self, epoch)
+
+        two._calls.call = held_up  # type: ignore[method-assign]
+        monkeypatch.setattr(Whole, "_empty", noted)
+        under_way = asyncio.create_task(two.commit([born("late")]))
+        loading = asyncio.create_task(one.load(pieces(row("new"))))
+        async with asyncio.timeout(LONG):
+            while not await is_barred(two):
+                await asyncio.sleep(0.01)
+        send.set()
+        assert await under_way == ["applied"]
+        await loading
+        assert order == ["committed", "deleted"]
+        assert await rows_of(one) == [row("new")]
+
+
+async def test_a_lane_is_left_when_what_has_no_place_in_it_yet_was_committed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    order, reading, go_on = [], asyncio.Event(), asyncio.Event()
+    async with place.opened() as one, place.opened() as two:
+        (old,) = await fill(one, [row("old")])
+        call, here, end = two._calls.call, two._open, two._life.holding.end
+
+        async def held_up(operation: str, request: dict[str, Any], **how: Any) -> dict[str, Any]:
+            if operation == "BatchGetItem":
+                reading.set()
+                await go_on.wait()
+            reply = await call(operation, request, **how)
+            if operation == "TransactWriteItems":
+                order.append("committed")
+            return reply
+
+        async def noted() -> None:
+            order.append("left")
+            await end()
+
+        two._calls.call = held_up  # type: ignore[method-assign]
+        monkeypatch.setattr(two._life.holding, "end", noted)
+        under_way = asyncio.create_task(two.commit([(after(old),)]))
+        await reading.wait()
+        leaving = asyncio.create_task(here.leave())
+        await one.get([old.key])  # meanwhile it would have left
+        go_on.set()
+        assert await under_way == ["applied"]
+        await leaving
+        assert order[:2] == ["committed", "left"]
+
+
+async def test_a_daemon_that_stood_still_while_everything_was_replaced_commits_nothing(place: Place):
+    async with place.opened() as one, place.opened() as two:
+        await fill(two, [row("old")])
+        await in_haste(one).load(pieces(row("new")))
+        two._life.tails.looked_at = float("-inf")
+        with pytest.raises(Unavailable, match="replaced"):
+            await two.commit([born("late")])
+        assert await rows_of(one) == [row("new")]
+
+
+async def test_what_another_put_aside_and_never_loaded_goes_with_the_next_load(place: Place):
+    await place.put(place.tables.companion, {"pk": {"S": "s#left"}, "sk": {"S": "1"}, "rows": {"B": "c2VjcmV0"}})
+    async with place.opened() as engine:
+        await engine.load(pieces(row("new")))
     left = [item["pk"]["S"] for item in await place.items(place.tables.companion)]
     assert not [pk for pk in left if pk.startswith("s#")]
 

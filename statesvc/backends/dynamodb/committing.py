@@ -90,6 +90,9 @@ class Committer:
         self._builder = builder
         self._free = asyncio.Semaphore(connections)
         self._later: set[asyncio.Task[None]] = set()
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.applied: Callable[[Iterable[Row]], None] = lambda _: None
         """Is told what was committed."""
         self.wrote: Callable[[OwnLane, Slot], None] = lambda _lane, _slot: None
@@ -102,10 +105,24 @@ class Committer:
             task.cancel()
         await asyncio.gather(*self._later, return_exceptions=True)
 
+    async def settled_all(self) -> None:
+        """Return when no commit is under way: nobody may begin another."""
+        await self._idle.wait()
+
     # --- batches -----------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: Sequence[Unit], until: float) -> list[Result]:
         """Commit what can be by then, by the clock of the loop. Nothing is sent later; what was is asked about."""
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            return await self._commit(batch, until)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def _commit(self, batch: Sequence[Unit], until: float) -> list[Result]:
         if (most := max(map(len, batch), default=0)) > UNIT_WRITES:
             raise BadRequest(f"a unit holds {most} writes; the limit is {UNIT_WRITES}")
         if missing := self._not_known(batch):

@@ -150,13 +150,17 @@ class DynamodbEngine(Engine):
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
         here, until = self._open, asyncio.get_running_loop().time() + self._options.timeout_seconds
-        if unnamed := here.kinds.not_named({write.row.kind for unit in batch for write in unit}):
+        unnamed = here.kinds.not_named({write.row.kind for unit in batch for write in unit})
+        if unnamed or here.life.tails.is_stale:
             try:
                 async with asyncio.timeout_at(until):
+                    if here.life.tails.is_stale:
+                        await here.life.tails.look()
                     await here.kinds.name(unnamed)
             except TimeoutError:
                 raise Unavailable("DynamoDB did not take the write in time; nothing was written") from None
-        return await here.life.committer.commit(batch, until)
+        # Everything may be about to be replaced by now.
+        return await self._life.committer.commit(batch, until)
 
     async def kinds(self) -> list[str]:
         return await self._open.kinds.living()
@@ -198,13 +202,17 @@ class DynamodbEngine(Engine):
 
     async def _replace(self, here: Opened, rows: AsyncIterator[list[Row]]) -> None:
         before = meta_of(await here.registry.look())
-        await here.whole.load(rows, before)
-        here.bar()
+        begun = await here.whole.begin(rows, before)
         try:
+            await here.leave()
+            await here.whole.finish(begun)
             await here.begin_anew()
-        except StateError:
+        except BaseException as problem:
+            # There is no way back: it goes on trying to finish, and to take part.
             self._replacing = False
-            self._replaced()  # everything is loaded: it goes on trying to take part
+            self._replaced()
+            if isinstance(problem, StateError):
+                problem.outcome = "unknown"
             raise
         self.epoch = here.life.epoch
 
@@ -230,8 +238,8 @@ class DynamodbEngine(Engine):
         while (here := self._opened) is not None:
             try:
                 await here.begin_anew()
-            except StateError as problem:
-                log.warning("not_begun_anew", why=problem.text)
+            except Exception as problem:  # noqa: BLE001 - whatever it is, nothing is served until this was done
+                log.warning("not_begun_anew", why=str(problem))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LAST_ANEW_SECONDS)
                 continue

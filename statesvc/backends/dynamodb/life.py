@@ -49,10 +49,16 @@ class Life:
     async def begin(self, seen: Seen, looked: Callable[[Seen], None]) -> None:
         """Take a lane. `looked` is told what every later look at the registry shows."""
         await self.holding.begin(seen.lanes)
-        self.tails.take_in(seen)
+        # Whoever began to replace everything meanwhile has not seen that we are here.
+        await self.tails.look()
         self.tails.adopt(self.holding.lane)
         await self.following.begin()
         self.tails.looked = self.holding.looked = looked
+
+    async def leave(self) -> None:
+        """End when nothing is being committed any more: whoever finds the lane free may count on that."""
+        await self.committer.settled_all()
+        await self.end()
 
     async def end(self) -> None:
         await self.following.end()

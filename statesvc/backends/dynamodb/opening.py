@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 from statesvc_client.errors import Unavailable
 
 from ... import logs
+from ..port import BeingReplaced
 from .calls import Calls, InUse, Lost
+from .committing import FIND_OUT_SECONDS
 from .fetching import Fetcher
 from .hints import Hints
 from .items import Adopt
@@ -27,6 +29,7 @@ from .layout import INDEXES, Tables
 from .life import Life
 from .registry import FORMAT, Meta, Registry, Seen
 from .tables import Wanted, definition, describe, inspect
+from .tails import TRUST_SECONDS
 from .walks import Walks
 from .whole import Loads, Whole
 
@@ -37,7 +40,10 @@ log = logs.get(__name__)
 
 DAY_SECONDS = 86_400
 
-_REPLACED = "everything in the tables is being replaced by another daemon"
+_REPLACED = "everything in the tables is being replaced"
+
+LAG_SECONDS = 1.0
+"""By how much a look at the registry may lag behind what was written."""
 
 MADE_LOOKS, LOOK_SECONDS = 120, 0.5
 """How often it is looked whether the companion is there, and how long is waited in between. It takes ten seconds."""
@@ -46,9 +52,10 @@ MADE_LOOKS, LOOK_SECONDS = 120, 0.5
 class Opened:
     """What an open engine has."""
 
-    def __init__(self, fetcher: Fetcher, options: Dynamodb, replaced: Callable[[], None]) -> None:
+    def __init__(self, fetcher: Fetcher, options: Dynamodb, replaced: Callable[[], None], loads: Loads) -> None:
         self._options = options
         self._replaced = replaced
+        self._loads = loads
         self._walked = False
         self._barred = ""
         self._renewing = asyncio.Lock()
@@ -57,7 +64,9 @@ class Opened:
         self.registry = Registry(fetcher)
         self.recent = Recent(max(options.index_lag_seconds, 1.0))
         self.walks = Walks(fetcher, Hints(fetcher), self.recent)
-        self.whole = Whole(fetcher, self.registry)
+        self.whole = Whole(
+            fetcher, self.registry, TRUST_SECONDS + LAG_SECONDS + options.timeout_seconds + FIND_OUT_SECONDS
+        )
         self.kinds = KnownKinds(fetcher, self.registry, self.recent)
         self.life: Life
 
@@ -66,23 +75,16 @@ class Opened:
         if self._barred:
             raise Unavailable(self._barred)
 
-    def bar(self) -> None:
-        """Everything was replaced: nothing is written or read until the new epoch is taken part in."""
+    async def leave(self) -> None:
+        """Everything is to be replaced: nothing is written or read until the new epoch is taken part in."""
         self._barred = _REPLACED
+        await self.life.leave()
 
-    async def begin(self, loads: Loads, *, indexed: bool) -> None:
+    async def begin(self, *, indexed: bool) -> None:
         walked = indexed and await self.fetcher.is_empty(self.fetcher.tables.jobs)
-        seen = await self.registry.found(walked=walked)
-        meta = meta_of(seen)
-        _check_format(meta)
-        if meta.loading:
-            if not loads.is_abandoned(meta):
-                raise Unavailable(_REPLACED)
-            log.warning("load_finished_for_another", epoch=meta.loading)
-            await self.whole.take_over(meta)
-            seen = await self.registry.look()
-        self._walked = meta.walked
-        if not (indexed and meta.walked):
+        seen = await self._loaded(await self.registry.found(walked=walked))
+        self._walked = meta_of(seen).walked
+        if not (indexed and self._walked):
             log.warning("jobs_not_indexed", table=self.fetcher.tables.jobs)
             self._use_indexes(use=False)
         await self._begin_life(seen)
@@ -91,15 +93,27 @@ class Opened:
         """Take part in the epoch that has begun, if another has."""
         async with self._renewing:
             seen = await self.registry.look()
-            meta = meta_of(seen)
-            _check_format(meta)
-            if meta.loading:
-                raise Unavailable(_REPLACED)
-            if meta.epoch != self.life.epoch:
+            if meta_of(seen).loading:
+                await self.leave()
+            seen = await self._loaded(seen)
+            if meta_of(seen).epoch != self.life.epoch:
                 await self.life.end()
                 self.recent.clear()
                 await self._begin_life(seen)
             self._barred = ""
+
+    async def _loaded(self, seen: Seen) -> Seen:
+        """What the registry says when no load is under way: one that was abandoned is finished. Raises while another
+        is at it, or may be."""
+        meta = meta_of(seen)
+        _check_format(meta)
+        if not meta.loading:
+            return seen
+        if not self._loads.is_abandoned(meta):
+            raise BeingReplaced(_REPLACED)
+        log.warning("load_finished_for_another", epoch=meta.loading)
+        await self.whole.take_over(meta)
+        return await self.registry.look()
 
     async def _begin_life(self, seen: Seen) -> None:
         life = Life(self.fetcher, self.registry, meta_of(seen).epoch, self._options, self.recent)
@@ -173,8 +187,8 @@ async def open_tables(
         log.warning("index_missing", what=lacking)
     if not found.indexes[wanted.companion] >= ours:
         raise Unavailable(f"table {wanted.companion!r} lacks indexes: make them with `statesvc init`")
-    opened = Opened(fetcher_on(calls, options, found.key, adopt), options, replaced)
-    await opened.begin(loads, indexed=found.indexes[wanted.jobs] >= ours)
+    opened = Opened(fetcher_on(calls, options, found.key, adopt), options, replaced, loads)
+    await opened.begin(indexed=found.indexes[wanted.jobs] >= ours)
     return opened
 
 

@@ -35,6 +35,9 @@ PAGE_SLOTS = 200
 KEPT_BYTES = 4 * 1024 * 1024
 """Of one lane's newest slots, in memory. Those who follow closely read nothing twice."""
 
+TRUST_SECONDS = 5.0
+"""How old a look at the registry may be for something to be committed without another one."""
+
 GAP_SECONDS = 5.0
 """How long a number must be missing, with others behind it, before it is made void."""
 
@@ -135,6 +138,11 @@ class Tails:
         self.looked_at = max(self.looked_at, began)
         self.looked(seen)
         return self.take_in(seen)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether everything may have been replaced unnoticed: the daemon stood still, or nobody follows the log."""
+        return time.monotonic() - self.looked_at > TRUST_SECONDS
 
     def take_in(self, seen: Seen) -> bool:
         if seen.meta is None or seen.meta.epoch != self._epoch or seen.meta.loading:

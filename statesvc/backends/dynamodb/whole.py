@@ -3,12 +3,15 @@
 Owns dumps and loads. Must not know commits or walks.
 
 A load is done wholly or not at all: rows are first put aside in the companion table; the registry then says that they
-are to take the place of everything, and who is at it. While that one goes on nobody else opens the tables. Once it
-stands still, by the clock of whoever wants to open them, that daemon takes the load over and finishes what was begun.
+are to take the place of everything, and who is at it. From then on there is no way back. Daemons that hear of it leave
+their lanes; nothing is deleted before all have, or have had the time to. While somebody goes on with the load nobody
+else uses the tables. Once it stands still, by the clock of whoever waits for its end, that daemon takes it over and
+finishes what was begun.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import zlib
@@ -17,12 +20,17 @@ from typing import Any
 
 import msgspec
 
+from statesvc_client.errors import StateError, Unavailable
+
+from ... import logs
 from ..port import Row
 from .building import hint_item
-from .fetching import Fetcher
+from .fetching import WRITE_ITEMS, Fetcher
 from .items import binary, check_fits, item_of
 from .layout import BY_DUE, BY_WALK, JOB, META, PK, REGISTRY, SK, Item, Tables, traits_of
 from .registry import FORMAT, Meta, Registry
+
+log = logs.get(__name__)
 
 ASIDE_BYTES = 200_000
 """Rows put aside in one item: below what an item holds, whatever the last row adds."""
@@ -32,6 +40,15 @@ STEP_SECONDS = 1.0
 
 ABANDONED_SECONDS = 30.0
 """How long a load must stand still until another daemon takes it over."""
+
+PAUSE_SECONDS = 1.0
+"""Between two tries of a piece."""
+
+LEFT_LOOK_SECONDS = 0.25
+"""How often it is looked whether all daemons have left their lanes."""
+
+PIECE_SECONDS = 300.0
+"""How long a piece of a load is tried when DynamoDB throttles: to begin it all again would throttle more."""
 
 ROWS = "rows"
 _rows = msgspec.msgpack.Decoder(list[Row])
@@ -54,9 +71,11 @@ class Loads:
 class Whole:
     """Both tables, from end to end."""
 
-    def __init__(self, fetcher: Fetcher, registry: Registry) -> None:
+    def __init__(self, fetcher: Fetcher, registry: Registry, heard_seconds: float) -> None:
         self._fetcher = fetcher
         self._registry = registry
+        self._heard_seconds = heard_seconds
+        """After so long every daemon has heard of a load, and what it was committing has ended."""
         self._under_way: Meta | None = None
         """The load this daemon is at, as the registry has it."""
         self._said = 0.0
@@ -104,23 +123,23 @@ class Whole:
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
-    async def load(self, rows: AsyncIterator[list[Row]], before: Meta) -> Meta:
-        """Put these rows in the place of everything. Returns what the registry says then."""
+    async def begin(self, rows: AsyncIterator[list[Row]], before: Meta) -> Meta:
+        """Have the registry say that these rows are to take the place of everything. Returns what it says then."""
         epoch = os.urandom(8).hex()
         try:
             await self._put_aside(rows, epoch)
         except BaseException:
-            await self._clear([f"s#{epoch}"])
+            await self._clear(epoch)
             raise
         begun = before._replace(loading=epoch, loader=os.urandom(8).hex(), steps=1)
         await self._registry.begin_anew(begun, before)
-        return await self.finish(begun)
+        return begun
 
-    async def take_over(self, meta: Meta) -> Meta:
+    async def take_over(self, meta: Meta) -> None:
         """Go on with a load that another has abandoned."""
         ours = meta._replace(loader=os.urandom(8).hex(), steps=meta.steps + 1)
         await self._registry.begin_anew(ours, meta)
-        return await self.finish(ours)
+        await self.finish(ours)
 
     async def _go_on(self) -> None:
         """Say that the load goes on; raises when another has taken it over."""
@@ -131,14 +150,14 @@ class Whole:
         await self._registry.begin_anew(following, meta)
         self._under_way, self._said = following, time.monotonic()
 
-    async def finish(self, meta: Meta) -> Meta:
+    async def finish(self, meta: Meta) -> None:
         """Do what the registry says is to be done, by us."""
         self._under_way, self._said = meta, time.monotonic()
         epoch = meta.loading
-        await self._empty()
+        await self._until_left()
+        await self._empty(epoch)
         kinds: set[str] = set()
         async for some in self._aside(epoch):
-            await self._go_on()
             await self._put(some, epoch)
             kinds.update(row.kind for row in some)
         for kind in sorted(kinds):
@@ -146,8 +165,19 @@ class Whole:
         after = Meta(epoch, FORMAT, FORMAT, "", meta.walked)
         await self._registry.begin_anew(after, self._under_way)
         self._under_way = None
-        await self._clear([f"s#{epoch}"])
-        return after
+        try:
+            await self._clear(epoch)
+        except StateError as problem:
+            log.warning("load_not_cleared", epoch=epoch, why=problem.text)  # the next load does it
+
+    async def _until_left(self) -> None:
+        """Return when nobody writes to the tables any more. A daemon that was killed cannot leave its lane."""
+        until = time.monotonic() + self._heard_seconds
+        while time.monotonic() < until:
+            if not any(lane.holder for lane in (await self._registry.look()).lanes.values()):
+                return
+            await self._go_on()
+            await asyncio.sleep(LEFT_LOOK_SECONDS)
 
     async def _put_aside(self, rows: AsyncIterator[list[Row]], epoch: str) -> None:
         number, waiting, size = 0, [], 0
@@ -187,13 +217,28 @@ class Whole:
         hints = [hint_item(row, trait, wid) for row in rows for trait in traits_of(row)]
         jobs = [item for kind, item in items if kind == JOB]
         others = [item for kind, item in items if kind != JOB]
-        await self._fetcher.write_all(self._tables.jobs, [{"PutRequest": {"Item": item}} for item in jobs])
-        await self._fetcher.write_all(
-            self._tables.companion, [{"PutRequest": {"Item": item}} for item in [*others, *hints]]
-        )
+        await self._write(self._tables.jobs, [{"PutRequest": {"Item": item}} for item in jobs])
+        await self._write(self._tables.companion, [{"PutRequest": {"Item": item}} for item in [*others, *hints]])
 
-    async def _empty(self) -> None:
-        """Delete every record, every hint and the log; what was put aside and the registry itself stay."""
+    async def _write(self, table: str, requests: Sequence[dict[str, Any]]) -> None:
+        for start in range(0, len(requests), WRITE_ITEMS):
+            await self._write_piece(table, requests[start : start + WRITE_ITEMS])
+
+    async def _write_piece(self, table: str, requests: Sequence[dict[str, Any]]) -> None:
+        """Tried for longer than a client's request is. In between it is said that the load goes on."""
+        until = time.monotonic() + PIECE_SECONDS
+        while True:
+            await self._go_on()
+            try:
+                return await self._fetcher.write_all(table, requests)
+            except Unavailable:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _empty(self, epoch: str) -> None:
+        """Delete every record, every hint and the log, and what others put aside and did not come to load; what this
+        load put aside and the registry itself stay."""
         key = self._tables.key
         request = {
             "TableName": self._tables.jobs,
@@ -201,30 +246,27 @@ class Whole:
             "ExpressionAttributeNames": {"#key": key},
         }
         async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
-            await self._go_on()
-            await self._fetcher.write_all(self._tables.jobs, [_deletion({key: item[key]}) for item in items])
+            await self._write(self._tables.jobs, [_deletion({key: item[key]}) for item in items])
         request = {"TableName": self._tables.companion, "ProjectionExpression": f"{PK}, {SK}"}
         async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
             await self._go_on()
-            going = [_deletion({PK: item[PK], SK: item[SK]}) for item in items if _goes(item)]
-            await self._fetcher.write_all(self._tables.companion, going)
+            going = [_deletion({PK: item[PK], SK: item[SK]}) for item in items if _goes(item, epoch)]
+            await self._write(self._tables.companion, going)
 
-    async def _clear(self, partitions: Sequence[str]) -> None:
-        for pk in partitions:
-            async for items in self._fetcher.pages(
-                "Query", self._partition(pk) | {"ProjectionExpression": f"{PK}, {SK}"}
-            ):
-                await self._fetcher.write_all(
-                    self._tables.companion, [_deletion({PK: item[PK], SK: item[SK]}) for item in items]
-                )
+    async def _clear(self, epoch: str) -> None:
+        """Delete what was put aside."""
+        request = self._partition(f"s#{epoch}") | {"ProjectionExpression": f"{PK}, {SK}"}
+        async for items in self._fetcher.pages("Query", request):
+            going = [_deletion({PK: item[PK], SK: item[SK]}) for item in items]
+            await self._fetcher.write_all(self._tables.companion, going)
 
 
 def _deletion(key: Item) -> dict[str, Any]:
     return {"DeleteRequest": {"Key": key}}
 
 
-def _goes(item: Item) -> bool:
+def _goes(item: Item, epoch: str) -> bool:
     pk, sk = item[PK]["S"], item[SK]["S"]
     if pk == REGISTRY:
         return bool(sk != META)
-    return not str(pk).startswith("s#")
+    return bool(pk != f"s#{epoch}")
