@@ -288,6 +288,18 @@ async def test_what_another_put_aside_and_never_loaded_goes_with_the_next_load(p
     assert not [pk for pk in left if pk.startswith("s#")]
 
 
+async def test_kinds_are_named_anew_when_everything_was_replaced(place: Place):
+    async with place.opened() as one, place.opened() as two, hearing(two):
+        await fill(two, [row("before", kind="kv")])
+        told = asyncio.Event()
+        two.began_anew = told.set
+        await one.load(pieces(row("new")))
+        await asyncio.wait_for(told.wait(), LONG)
+        await fill(two, [row("since", kind="kv")])
+        async with place.opened() as third:
+            assert await third.kinds() == ["job", "kv"]
+
+
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 

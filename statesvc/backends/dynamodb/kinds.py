@@ -29,6 +29,11 @@ class KnownKinds:
     def take_in(self, seen: Seen) -> None:
         self._named |= seen.kinds
 
+    def forget(self) -> None:
+        """Everything was replaced: what is there now is named anew."""
+        self._named.clear()
+        self._witness.clear()
+
     def not_named(self, kinds: set[str]) -> set[str]:
         """Those that have to be named before there may be records of them."""
         return kinds - self._named

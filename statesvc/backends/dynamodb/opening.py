@@ -99,6 +99,7 @@ class Opened:
             if meta_of(seen).epoch != self.life.epoch:
                 await self.life.end()
                 self.recent.clear()
+                self.kinds.forget()
                 await self._begin_life(seen)
             self._barred = ""
 
