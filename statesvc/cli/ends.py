@@ -183,7 +183,8 @@ async def _held(settings: Settings) -> Holding:
     from statesvc.moving.holdings import Holding
     from statesvc.store.kinds import Kinds
 
-    return await Holding(backends.make(settings), Kinds(settings.lifecycles), settings.data).open()
+    holding = Holding(backends.make(settings), Kinds(settings.lifecycles), settings.data)
+    return await holding.open(lambda what: click.echo(f"statesvc: {what}", err=True))
 
 
 def _expiring(settings: Settings) -> Callable[[Row], bool]:

@@ -5,17 +5,26 @@ Owns the order of opening and closing it. Must not know addresses, nor what is m
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Self
 
-from ..backends.port import DataCorrupt, Engine
+from ..backends.port import BeingReplaced, DataCorrupt, Engine
 from ..store import own
 from ..store.administration import Administration
 from ..store.adopting import adopted
 from ..store.heeding import until_heeded
 from ..store.kinds import Kinds
 from ..store.store import Store
+
+REPLACED_SECONDS = 90.0
+"""How long a store is waited for in which everything is being replaced. Long enough that, if whoever was at it is gone,
+this engine finishes it: an earlier run of this very move, as a rule."""
+
+PAUSE_SECONDS = 1.0
 
 
 class Damaged(Exception):
@@ -33,11 +42,11 @@ class Holding:
         engine.adopt = partial(adopted, self.store)
         self._administration = Administration(self.store, data)
 
-    async def open(self) -> Self:
-        """Raises `AlreadyRunning` when a daemon has the data to itself."""
+    async def open(self, say: Callable[[str], None] = lambda _: None) -> Self:
+        """Raises `AlreadyRunning` when a daemon has the data to itself. `say` hears what is waited for."""
         self.engine.own()
         try:
-            await self.engine.open()
+            await self._open_engine(say)
             await self._administration.load()
         except DataCorrupt as corrupt:
             await self.engine.close()
@@ -47,6 +56,19 @@ class Holding:
             raise
         self.store.start()
         return self
+
+    async def _open_engine(self, say: Callable[[str], None]) -> None:
+        until, said = time.monotonic() + REPLACED_SECONDS, False
+        while True:
+            try:
+                return await self.engine.open()
+            except BeingReplaced as replaced:
+                if time.monotonic() >= until:
+                    raise
+                if not said:
+                    say(f"{replaced.text}: waiting for it, or to go on with it if nobody does")
+                    said = True
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def close(self) -> None:
         await self._administration.stop()

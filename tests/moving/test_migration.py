@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,12 +14,15 @@ import pytest
 from msgspec.structs import replace
 
 from statesvc import failpoints
+from statesvc.backends.dynamodb import whole as loads
 from statesvc.backends.port import Engine, Keys, LogKept, Row
 from statesvc.moving import holdings, migration
 from statesvc.moving import target as targets
 from statesvc.moving.fingerprints import fingerprint
+from statesvc.moving.holdings import Holding
 from statesvc.moving.migration import Differs
 from statesvc.store import administration, own
+from statesvc.store.kinds import Kinds
 from statesvc_client.errors import Conflict, TooLarge
 from tests.engines.rows import buried, commit, hidden, removed, row
 from tests.engines.weak import WeakEngine, WeakStorage
@@ -368,6 +372,32 @@ async def test_a_target_can_be_replaced(folder: Place, target: Place):
     assert await target.rows() == before
     async with target.open() as engine:
         assert engine.epoch != epoch
+
+
+async def test_replace_that_was_cut_short_while_it_emptied_the_target_can_be_given_again(
+    folder: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On DynamoDB that is where there is no way back, and whoever comes next has to finish it."""
+    before = await fill(folder)
+    target = place("dynamodb", tmp_path / "target")
+    async with target.open() as engine:
+        await put(engine, record("own"))
+
+    async def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loads.Whole, "_put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            await moved(folder, target, replace=True)
+    monkeypatch.setattr(loads, "ABANDONED_SECONDS", 0.1)
+    monkeypatch.setattr(holdings, "PAUSE_SECONDS", 0.01)
+    said: list[str] = []
+    await (await Holding(target.make(), Kinds(), tmp_path).open(said.append)).close()
+    assert len(said) == 1
+    assert "is being replaced: waiting for it" in said[0]
+    assert (await moved(folder, target, replace=True)).complete
+    assert await target.rows() == before
 
 
 async def test_replace_given_again_goes_on_with_what_is_there(folder: Place, other: Place):
