@@ -74,8 +74,6 @@ WID_CHARS, TRAIL_BYTES = 18, 400
 COMMAND_BYTES = 2048
 """A command longer than this is in the record alone."""
 
-NANOSECONDS = 1_000_000_000
-
 Adopt = Callable[[Key, bytes], Row]
 
 
@@ -195,12 +193,12 @@ def _told_by_the_record(body: bytes) -> Item:
 def time_to_go(row: Row, tables: Tables, now: int) -> int:
     """When DynamoDB may remove a finished job, in seconds; 0 for never.
 
-    Counted from its end, or from this write when that is later: a job that ended long ago and is written only now must
-    not be gone before anybody read it.
+    Counted from this write, by the service's clock: a job that ended long ago and is written only now must not be gone
+    before anybody read it, and the time at which it ended is told by clocks that may be wrong.
     """
     if row.kind != JOB or row.deleted or row.keys.completed is None or not (tables.ttl and tables.ttl_seconds):
         return 0
-    return max(row.keys.completed // NANOSECONDS, now) + tables.ttl_seconds
+    return now + tables.ttl_seconds
 
 
 # --- items as rows ---------------------------------------------------------------------------------------------------
