@@ -12,7 +12,7 @@ from typing import Any
 from . import claiming
 from .adapter_errors import AdapterError
 from .claiming import TTL_SECONDS
-from .errors import StateError
+from .errors import LeaseLost, StateError
 from .face import Face
 from .holding import AsyncHolding, BlockingHolding, Holding, OnLost
 
@@ -39,8 +39,8 @@ class _Election(Holding):
         if holder is not None:
             self._request["holder"] = holder
         self._on_elected = on_elected
-        self._elected = asyncio.Event()
-        """We are the leader, or never will be."""
+        self._news = asyncio.Event()
+        """We are the leader, or stand no longer: for those who wait to look again."""
         self._problem: Exception | None = None
         self._standing: asyncio.Task[Any] | None = None
 
@@ -51,14 +51,20 @@ class _Election(Holding):
 
     async def _enter(self) -> None:
         await self._core.begin()
+        self._problem = None
         self._standing = self._core.spawn_task(self._stand())
+        self._standing.add_done_callback(self._stands_no_longer)
 
     async def _stand(self) -> None:
         try:
             await self._stand_again_and_again()
         except (StateError, AdapterError) as problem:
             self._problem = problem
-            self._elected.set()
+
+    def _stands_no_longer(self, _: object) -> None:
+        if self._problem is None:
+            self._problem = LeaseLost(f"{self.kind} {self.id}: we stand for election no longer")
+        self._news.set()
 
     async def _stand_again_and_again(self) -> None:
         while True:
@@ -66,20 +72,18 @@ class _Election(Holding):
             if claimed is None:
                 continue
             self._hold(claimed.lease)
-            self._elected.set()
+            self._news.set()
             if self._on_elected is not None:
                 self._store._tell(self._on_elected)  # noqa: SLF001
             await self._until_lost()
-            self._elected.clear()
 
     async def _until_elected(self, timeout: float | None) -> None:
         async with asyncio.timeout(timeout):
             while not self.leader:
                 if self._problem is not None:
                     raise self._problem
-                if self.lost:
-                    self._elected.clear()
-                await self._elected.wait()
+                self._news.clear()  # an event that is set lets nobody else run
+                await self._news.wait()
 
     async def _end(self, _: BaseException | None) -> None:
         if self.held:
@@ -96,7 +100,7 @@ class Election(_Election, AsyncHolding):
     """`async with state.elect("name") as election: await election.elected()`"""
 
     async def elected(self, timeout: float | None = None) -> None:
-        """Return once we are the leader. Raises `TimeoutError`."""
+        """Return once we are the leader. Raises `TimeoutError`, and `LeaseLost` when we stand no longer."""
         await self._until_elected(timeout)
 
     async def resign(self) -> None:
@@ -108,7 +112,7 @@ class BlockingElection(_Election, BlockingHolding):
     """`with state.elect("name") as election: election.elected()`"""
 
     def elected(self, timeout: float | None = None) -> None:
-        """Return once we are the leader. Raises `TimeoutError`."""
+        """Return once we are the leader. Raises `TimeoutError`, and `LeaseLost` when we stand no longer."""
         self._run(self._until_elected(timeout))
 
     def resign(self) -> None:

@@ -209,6 +209,26 @@ async def test_a_leader_that_lost_it_is_told_and_stands_again(daemon: RealDaemon
             assert election.token > first
 
 
+async def test_whoever_waits_to_be_elected_is_told_that_it_stands_no_longer(daemon: RealDaemon):
+    async with connect(daemon) as state, connect(daemon) as other, other.lock("boss"):
+        async with state.elect("boss") as election:
+            waiting = asyncio.create_task(election.elected())
+            await until_soon(lambda: getattr(state._core._calls, "_busy", ()), "it to stand")
+            await election.resign()
+            with pytest.raises(LeaseLost, match="no longer"):
+                await asyncio.wait_for(waiting, SECONDS)
+
+
+async def test_an_election_that_was_left_says_so_and_can_be_entered_again(daemon: RealDaemon):
+    async with connect(daemon) as state:
+        election = state.elect("boss")
+        for _ in range(2):
+            async with election:
+                await election.elected(SECONDS)
+            with pytest.raises(LeaseLost, match="no longer"):
+                await election.elected(SECONDS)
+
+
 async def test_whoever_cannot_stand_is_told_why(daemon: RealDaemon):
     async with connect(daemon) as state, state.elect("boss", ttl=-1) as election:
         with pytest.raises(BadRequest):
@@ -225,3 +245,5 @@ def test_the_blocking_face_elects_too(daemon: RealDaemon):
             first.resign()
             second.elected(SECONDS)
             assert (first.leader, second.leader) == (False, True)
+            with pytest.raises(LeaseLost, match="no longer"):
+                first.elected(SECONDS)
