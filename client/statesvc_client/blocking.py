@@ -307,10 +307,14 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_what_is_left() -> None:
-    """Cancel every other task of the loop: a thread may wait for it, and would do so for ever."""
+    """Cancel every other task of the loop: a thread may wait for it, and would do so for ever.
+
+    One that was cancelled before is letting go of what it had (Ctrl-C while the store began): it is left to end that.
+    """
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
-        task.cancel()
+        if not task.cancelling():
+            task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
 
 

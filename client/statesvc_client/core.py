@@ -394,15 +394,17 @@ class Core:
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._calls is not None:
-            await self._calls.close()
-        self.renewer.close()
-        self.desk.close()
-        self.waits.close()
-        if self.daemon is not None:
-            await on_a_thread(self.daemon.stop)
-        _cores.discard(self)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._calls is not None:
+                await self._calls.close()
+        finally:  # also when whoever waits for this is cancelled once more
+            self.renewer.close()
+            self.desk.close()
+            self.waits.close()
+            if self.daemon is not None:
+                await on_a_thread(self.daemon.stop)
+            _cores.discard(self)
 
     # --- fork ------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -236,6 +237,57 @@ async def test_one_who_is_cancelled_while_closing_does_not_cancel_the_others(scr
     assert (await asyncio.wait_for(second, 30)).unflushed == 1
     with pytest.raises(asyncio.CancelledError):
         await first
+
+
+NEVER_SERVES = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+
+
+def has_ended(line: str) -> bool:
+    """Whether the process that gave its id on this line is gone."""
+    return not os.path.exists(f"/proc/{line.split()[-1]}")
+
+
+def ctrl_c() -> None:
+    """To the thread it goes to in a program, whichever thread is at work."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_ctrl_c_while_a_store_connects_lets_go_of_its_spool(socket_folder, tmp_path):
+    spool = tmp_path / "spool"
+    caught(lambda: (until(spool.exists, "the store to begin"), ctrl_c()))
+    with pytest.raises(KeyboardInterrupt):
+        blocking.StateStore.connect(socket_folder / "none", connect_seconds=600, spool=spool)
+    blocking.StateStore.connect(socket_folder / "none", connect_seconds=0, spool=spool).close()
+
+
+def test_ctrl_c_while_a_daemon_is_started_ends_it(tmp_path):
+    said: list[str] = []
+
+    def log(line: str) -> None:
+        said.append(line)
+        ctrl_c()
+
+    spool = tmp_path / "spool"
+    with pytest.raises(KeyboardInterrupt):
+        blocking.StateStore.spawn("memory", command=NEVER_SERVES, log=log, start_seconds=600, spool=spool)
+    assert has_ended(said[0])
+    blocking.StateStore.connect(tmp_path / "none", connect_seconds=0, spool=spool).close()
+
+
+async def test_a_store_whose_beginning_is_cancelled_twice_still_stops_its_daemon():
+    said: list[str] = []
+
+    async def begin() -> None:
+        await StateStore.spawn("memory", command=NEVER_SERVES, log=said.append, start_seconds=600)
+
+    beginning = asyncio.create_task(begin())
+    await until_soon(lambda: said, "the daemon to be there")
+    for _ in range(2):
+        beginning.cancel()
+        await asyncio.sleep(0)  # it begins to let go
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(beginning, 30)
+    await until_soon(lambda: has_ended(said[0]), "the daemon to end")
 
 
 # --- the loop was closed first ---------------------------------------------------------------------------------------
