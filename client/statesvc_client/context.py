@@ -44,7 +44,10 @@ class JobContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.reset(self._before.pop())
+        try:
+            _current.reset(self._before.pop())
+        except ValueError:  # left in another context than it was entered in: there it was never the current one
+            pass
 
     def guard_by(self, token: int) -> None:
         """From here on writes count only while this lease is held."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -204,6 +205,22 @@ async def test_a_queue_can_be_iterated_and_filtered(daemon: RealDaemon):
         assert sorted(done) == ["t1", "t3", "t5"]
         left = await state.call("list", kind="task", filter={"status": "QUEUED"})
         assert sorted(task["id"] for task in left["records"]) == ["t0", "t2", "t4"]
+
+
+async def test_a_job_whose_block_is_left_in_another_task_is_given_back(daemon: RealDaemon):
+    async def worked_on(queue: Any) -> AsyncGenerator[Any, None]:
+        async for job in queue.jobs():
+            async with job:
+                yield job
+
+    async with connect(daemon) as state:
+        state.create(queued("j"))
+        jobs = worked_on(state.queue(ttl=600))
+        job = await anext(jobs)
+        await asyncio.create_task(jobs.aclose())
+        assert not job.held
+        record = await stored(state, "j")
+        assert (record["status"], "lease" in record) == ("QUEUED", False)
 
 
 async def test_waiting_for_a_job_ends_when_one_comes(daemon: RealDaemon):
