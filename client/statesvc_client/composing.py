@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .patch import Fields, Json, steps
+from .patch import BEHIND_THE_END, Fields, Json, steps
 
 _ABSENT = object()
 _INTEGERS = range(-(2**63), 2**63)
@@ -54,13 +54,14 @@ def compose_lists(first: dict[str, list[Json]], second: dict[str, list[Json]]) -
 
 
 def check_paths_apart(first: dict[str, Any], second: dict[str, Any]) -> None:
-    """Paths below one top-level field must be the very same path, or their order would matter."""
+    """Paths below one top-level field must be the very same path, or their order would matter. And it must lead to the
+    same place both times: behind the end of a list (`-`) there is another place after every change."""
     tops = {steps(path)[0]: path for path in first}
     if len(tops) != len(first):
         raise Incompatible("several paths below one field")
     for path in second:
-        other = tops.get(steps(path)[0], path)
-        if other != path:
+        top, *deeper = steps(path)
+        if top in tops and (tops[top] != path or BEHIND_THE_END in deeper):
             raise Incompatible(path)
 
 

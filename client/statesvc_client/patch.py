@@ -18,6 +18,9 @@ Fields = dict[str, Json]
 MOST_STEPS = 64
 """Names a path may have: with the depth of a frame behind it, a record stays far from what a decoder can nest."""
 
+BEHIND_THE_END = "-"
+"""The name, as in JSON Pointer, of the place behind the last one of a list."""
+
 _LARGEST = 10**308
 """Whole numbers are exact, up to where floats end."""
 
@@ -122,7 +125,7 @@ def _changed(value: Json, names: list[str], change: Callable[[Json], Json], show
 def _changed_in_list(
     items: list[Json], name: str, rest: list[str], change: Callable[[Json], Json], shown: str
 ) -> list[Json]:
-    if name == "-":
+    if name == BEHIND_THE_END:
         return [*items, _changed(_ABSENT, rest, change, shown)]
     place = _place(name, items)
     if place is None:

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from . import spelling
 from .errors import StateError, TooLarge
-from .patch import Fields
+from .patch import Fields, steps
 from .spelling import MANAGED
 from .wire import Limits, Malformed, check_size
 
@@ -306,6 +306,8 @@ def checked_more(
                 f"{name}= takes a mapping of paths to values, not {type(given).__name__}; "
                 f"a field of that name goes into the patch: update(id, {{{name!r}: ...}})"
             )
+        for path in checked_names(given or {}):
+            steps(path)
     for path, amount in (inc or {}).items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)):
             raise TypeError(f"inc: {path} takes a number, not {type(amount).__name__}")

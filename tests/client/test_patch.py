@@ -55,19 +55,19 @@ def test_a_change_that_does_not_fit_the_value_is_refused(more):
 
 # --- whole updates ---------------------------------------------------------------------------------------------------
 
-PATHS = st.sampled_from(["n", "m", "/deep/n", "/deep/m"])
-LISTS = st.sampled_from(["l", "/deep/l"])
+PATHS = st.sampled_from(["n", "m", "/deep/n", "/deep/m", "/l/-", "/rows/-/n"])
+LISTS = st.sampled_from(["l", "/deep/l", "/lists/-"])
 UPDATES = st.fixed_dictionaries(
     {},
     optional={
         "fields": st.dictionaries(st.sampled_from(["a", "b", "deep", "n"]), VALUES, max_size=3),
-        "set": st.dictionaries(st.sampled_from(["a", "/deep/a", "n"]), st.integers(0, 9), max_size=2),
+        "set": st.dictionaries(st.sampled_from(["a", "/deep/a", "n", "/l/-", "/rows/-/a"]), st.integers(0, 9), max_size=2),
         "inc": st.dictionaries(PATHS, st.integers(-3, 3), min_size=1, max_size=2),
         "append": st.dictionaries(LISTS, st.lists(st.integers(0, 9), max_size=2), min_size=1, max_size=2),
     },
 )
 TARGETS = st.fixed_dictionaries(
-    {"n": st.integers(0, 9), "l": st.lists(st.integers(), max_size=2)},
+    {"n": st.integers(0, 9), "l": st.lists(st.integers(), max_size=2), "lists": st.just([]), "rows": st.just([])},
     optional={"a": VALUES, "deep": st.fixed_dictionaries({}, optional={"n": st.integers(), "l": st.just([1])})},
 )
 
@@ -109,6 +109,11 @@ def test_counters_add_and_lists_concatenate():
     assert both is not None
     assert both.more is not None
     assert (both.more.inc, both.more.append, both.fields) == ({"n": 5}, {"l": [1, 2]}, {"a": 1})
+
+
+@pytest.mark.parametrize("change", [{"set": {"/l/-": 2}}, {"inc": {"/l/-": 2}}, {"append": {"/l/-": [2]}}])
+def test_values_put_behind_the_end_of_a_list_are_never_made_one(change):
+    assert merging.merged(made(change), made(change)) is None
 
 
 def test_a_conditional_update_is_never_merged():
