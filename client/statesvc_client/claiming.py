@@ -144,5 +144,9 @@ def release(
 
 
 def told(error: BaseException) -> str:
-    """An error as a record keeps it."""
-    return f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARS]
+    """An error as a record keeps it, whatever its text is made of: half a character cannot be sent."""
+    try:
+        text = str(error)
+    except Exception as problem:  # noqa: BLE001 - that it has no text must not keep it from being told
+        text = f"its text could not be had ({type(problem).__name__})"
+    return f"{type(error).__name__}: {text}"[:MOST_ERROR_CHARS].encode("utf-8", "replace").decode()

@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from . import claiming
-from .adapter_errors import AdapterError
-from .errors import LeaseLost, StateError
+from .errors import LeaseLost
 from .face import Face
 from .lease import Lease
 from .writes import named
@@ -128,7 +127,7 @@ class Holding:
             return
         try:
             await self._end(error)
-        except (StateError, AdapterError) as problem:
+        except Exception as problem:
             self._core.renewer.drop(self._lease)
             if error is None:
                 raise

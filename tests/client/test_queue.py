@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from statesvc_client import LeaseLost, StateStore, blocking, get_current_job, job_context
+from statesvc_client import LeaseLost, StateStore, blocking, claiming, get_current_job, job_context
 from tests.client.conftest import RealDaemon, until_soon
 from tests.client.test_following import shows
 
@@ -76,6 +76,45 @@ async def test_a_block_that_fails_fails_its_job_and_the_daemon_tries_again(daemo
         state.retry("j")
         await state.flush(SECONDS)
         await state.until(lambda: shows(state, "j", status="QUEUED"), SECONDS)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("caf\ud800"), "ValueError: caf?"),
+        (Mute(), "Mute: its text could not be had (ZeroDivisionError)"),
+    ],
+    ids=["half a character", "no text"],
+)
+async def test_a_block_fails_its_job_whatever_the_text_of_its_error(daemon: RealDaemon, error: Exception, told: str):
+    async with connect(daemon) as state:
+        state.create(queued("j", maxRetries=0))
+        with pytest.raises(type(error)):
+            async with await claimed(state, ttl=600):
+                raise error
+        record = await stored(state, "j")
+        assert (record["status"], record["error"]) == ("FAILED", told)
+
+
+async def test_what_a_block_raises_is_not_hidden_by_a_job_that_cannot_be_given_back(
+    daemon: RealDaemon, monkeypatch: pytest.MonkeyPatch
+):
+    def cannot(*_: Any, **__: Any) -> None:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    async with connect(daemon) as state:
+        state.create(queued("j"))
+        job = await claimed(state, ttl=600)
+        monkeypatch.setattr(claiming, "release", cannot)
+        with pytest.raises(ZeroDivisionError):
+            async with job:
+                _ = 1 / 0
+        assert state._core.renewer._kept == {}, "nobody renews it any more, so it lapses"
 
 
 async def test_a_block_that_is_cancelled_gives_its_job_back_untried(daemon: RealDaemon):
