@@ -99,8 +99,11 @@ class Holding:
     async def _until_lost(self) -> None:
         lost = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._claimed().when_lost(partial(_tell_loop, loop, lost.set))
-        await lost.wait()
+        leave = self._claimed().when_lost(partial(_tell_loop, loop, lost.set))
+        try:
+            await lost.wait()
+        finally:
+            leave()
 
     async def _txn(self, ops: Sequence[Mapping[str, Any]], timeout: float | None) -> list[dict[str, Any]]:
         reply = await self._core.call("txn", {"ops": [self.guard(), *ops]}, timeout)

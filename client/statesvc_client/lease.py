@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from .errors import LeaseLost
 
@@ -72,13 +73,23 @@ class Lease:
         self._listeners.clear()
         self.lose(why)
 
-    def when_lost(self, tell: Callable[[], object]) -> None:
-        """Call this once it is lost, on the thread that notices; at once if that was told before."""
+    def when_lost(self, tell: Callable[[], object]) -> Callable[[], None]:
+        """Call this once it is lost, on the thread that notices; at once if that was told before.
+
+        Returns how to leave: after that it is not called any more, and not kept.
+        """
         with self._telling:
-            if not self._told:
+            told = self._told
+            if not told:
                 self._listeners.append(tell)
-                return
-        tell()
+        if told:
+            tell()
+        return partial(self._forget, tell)
+
+    def _forget(self, tell: Callable[[], object]) -> None:
+        with self._telling:
+            if tell in self._listeners:
+                self._listeners.remove(tell)
 
     def tell_lost(self) -> list[Exception]:
         """Call the listeners, once; returns what they raised."""

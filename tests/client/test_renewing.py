@@ -83,6 +83,17 @@ def test_listeners_are_told_once_and_late_ones_at_once():
     assert told == ["early", "late"]
 
 
+def test_a_listener_that_left_is_neither_kept_nor_told():
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=0.0)
+    told: list[str] = []
+    leave = lease.when_lost(lambda: told.append("left"))
+    lease.when_lost(lambda: told.append("stayed"))
+    leave()
+    leave()
+    lease.tell_lost()
+    assert told == ["stayed"]
+
+
 def test_a_lease_that_nobody_renews_any_more_is_told_as_lost_without_any_daemon(socket_folder: Path):
     renewer = Renewer(str(socket_folder / "none"), Options(), lambda _: None)
     lost = threading.Event()
@@ -137,6 +148,13 @@ def test_the_blocking_face_is_told_on_the_renewing_thread(daemon: RealDaemon):
         assert lock.until_lost(SECONDS)
         until(lambda: told, "the callback")
         assert told == ["statesvc-renewal"]
+
+
+def test_waiting_in_vain_for_a_loss_leaves_nobody_behind_who_is_to_be_told(daemon: RealDaemon):
+    with connect_blocking(daemon) as state, state.lock("x") as lock:
+        for _ in range(3):
+            assert not lock.until_lost(0.01)
+        assert lock._claimed()._listeners == []
 
 
 async def test_a_guarded_write_that_is_refused_tells_the_holder_before_the_next_renewal(daemon: RealDaemon):
