@@ -30,6 +30,17 @@ log = logging.getLogger("statesvc_client")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
+class Answer(dict[str, Any]):
+    """A reply, and the life of the store it is of."""
+
+    epoch: str | None = None
+
+
+def epoch_of(reply: dict[str, Any]) -> str | None:
+    """The epoch that was told on the connection an answer came over; None where nobody knows."""
+    return reply.epoch if isinstance(reply, Answer) else None
+
+
 class _Line:
     """A connection for calls and the client it speaks for."""
 
@@ -38,6 +49,7 @@ class _Line:
         self._options = options
         self._client = new_client_id()
         self._seq = 0
+        self._epoch: str | None = None
         self.asking = Asking(path, check_peer)
 
     async def ask(self, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
@@ -49,7 +61,9 @@ class _Line:
         line = await self.asking.ask(message)
         reply = decoded(line)
         if reply.success:
-            return _decode(line)
+            answer = Answer(_decode(line))
+            answer.epoch = self._epoch
+            return answer
         error = error_of(reply)
         error.record = _decode(line).get("job", _decode(line).get("record"))
         if again and error.retryable:
@@ -61,7 +75,8 @@ class _Line:
             return
         self.asking.close()
         try:
-            await greet(self.asking, self._options, self._client, "each", self._options.answer_seconds)
+            told = await greet(self.asking, self._options, self._client, "each", self._options.answer_seconds)
+            self._epoch = told.epoch
         except StateError as error:
             # What is said to a hello is no word about the call.
             error.outcome = "unknown" if progress.sent else "not_applied"

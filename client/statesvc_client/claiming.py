@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from . import writes
 from .adapter_errors import FlushTimeout
 from .backoff import Backoff
+from .calls import epoch_of
 from .core import Core
 from .errors import LeaseLost, NotFound, ServiceFault, StateError
 from .lease import Lease, clock
@@ -110,7 +111,7 @@ async def _claim_once(core: Core, request: dict[str, Any]) -> Claimed | None:
     record = records[0]
     given = record["lease"]
     id = record["uuid" if kind == "job" else "id"]
-    lease = Lease(kind, id, given["token"], given["holder"], given["ttl"], sent)
+    lease = Lease(kind, id, given["token"], given["holder"], given["ttl"], sent, epoch_of(reply))
     if clock() - sent < lease.ttl / RENEWALS_PER_TTL or await _is_confirmed(core, lease):
         return Claimed(lease, record)
     return None
@@ -124,10 +125,12 @@ async def _is_confirmed(core: Core, lease: Lease) -> bool:
         reply = await core.ask(
             {"op": "renew", **named(lease.kind, lease.id), "token": lease.token, "ttl": lease.ttl}, deadline
         )
+        lease.confirm(sent, cancel_requested=bool(reply.get("cancelRequested")))
+        lease.lose_to(epoch_of(reply))
+        lease.check()
     except (LeaseLost, NotFound) as problem:
         log.warning("%s %s was claimed and lost again before it could be used: %s", lease.kind, lease.id, problem)
         return False
-    lease.confirm(sent, cancel_requested=bool(reply.get("cancelRequested")))
     return True
 
 

@@ -26,13 +26,17 @@ def clock() -> float:
 class Lease:
     """One claim on one record."""
 
-    def __init__(self, kind: str, id: str, token: int, holder: str, ttl: float, sent: float) -> None:
+    def __init__(
+        self, kind: str, id: str, token: int, holder: str, ttl: float, sent: float, epoch: str | None = None
+    ) -> None:
         self.kind = kind
         self.id = id
         self.token = token
         self.holder = holder
         self.ttl = ttl
         self.deadline = sent + ttl
+        self.epoch = epoch
+        """The life of the store it was taken in, where that is known: in another the same token may be another's."""
         self.cancel_requested = False
         """Somebody asked for the end of what is done under this lease."""
         self.released = False
@@ -66,6 +70,11 @@ class Lease:
     def lose(self, why: str) -> None:
         if self._lost is None and not self.released:
             self._lost = why
+
+    def lose_to(self, epoch: str | None) -> None:
+        """The store was in this life after the lease was taken."""
+        if None not in (self.epoch, epoch) and self.epoch != epoch:
+            self.lose(f"the store has a new epoch ({epoch}, was {self.epoch})")
 
     def orphan(self, why: str) -> None:
         """In a forked child: it is the parent's, and the lock may be held by a thread that is not here."""

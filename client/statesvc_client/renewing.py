@@ -1,7 +1,8 @@
 """Renewal: a thread with a connection of its own keeps every lease of a store, whatever the event loop is doing.
 
-Owns when a lease is renewed and noticing that it is lost: because the daemon says so, or because its time is over. Must
-not know what the leases are for. A renewal carries no number: sent twice it is the same.
+Owns when a lease is renewed and noticing that it is lost: because the daemon says so, because the store began a new
+life, or because its time is over. Must not know what the leases are for. A renewal carries no number: sent twice it is
+the same.
 
 Nothing here waits for an answer: requests go out as leases fall due, answers are taken as they come, and the thread
 sleeps until the next moment anything has to happen. A daemon that hangs cannot keep a holder from learning in time that
@@ -100,6 +101,8 @@ class Renewer:
         # The thread's own:
         self._wire: _Wire | None = None
         self._asked: dict[int, _Kept] = {}
+        self._older: list[Lease] = []
+        """Leases that are older than our hello: when it is answered with another epoch than theirs, they are lost."""
         self._requests = 0
         self._retry_at = 0.0
         self._backoff = Backoff(*RETRY_SECONDS)
@@ -234,6 +237,8 @@ class Renewer:
     def _connected(self) -> _Wire:
         if self._wire is None:
             self._wire = _Wire(self._path, self._check_peer)
+            with self._lock:  # before the hello is sent: of what is taken later, its answer may be the older one
+                self._older = [kept.lease for kept in self._kept.values()]
             self._wire.send(hello(self._options, None, "each"))
         return self._wire
 
@@ -252,8 +257,7 @@ class Renewer:
     def _take(self, reply: Received) -> None:
         kept = self._asked.pop(reply.request_id, None) if isinstance(reply.request_id, int) else None
         if kept is None:
-            if not reply.success:
-                raise error_of(reply)  # to our hello
+            self._take_welcome(reply)
             return
         sent, kept.sent = kept.sent, None
         if reply.success and sent is not None:
@@ -266,6 +270,14 @@ class Renewer:
             kept.due = clock() + self._backoff.next()
         else:
             kept.lease.lose(str(error))
+
+    def _take_welcome(self, reply: Received) -> None:
+        """The answer to our hello. What the store knows in a new life about a lease of the one before is not of it."""
+        if not reply.success:
+            raise error_of(reply)
+        for lease in self._older:
+            lease.lose_to(reply.epoch)
+        self._older = []
 
     def _fail(self, problem: Exception) -> None:
         log.debug("leases are not renewed for now: %s", problem)

@@ -71,6 +71,13 @@ def test_a_renewal_that_was_sent_earlier_does_not_shorten_a_lease(clock):
     assert lease.cancel_requested
 
 
+@pytest.mark.parametrize(("taken", "now", "lost"), [("e1", "e1", False), ("e1", "e2", True), (None, "e2", False), ("e1", None, False)])
+def test_a_lease_is_lost_to_another_epoch_but_not_to_an_unknown_one(clock, taken, now, lost):
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=1000.0, epoch=taken)
+    lease.lose_to(now)
+    assert lease.lost == lost
+
+
 def test_listeners_are_told_once_and_late_ones_at_once():
     lease = Lease("lock", "x", 7, "me", 10.0, sent=0.0)
     told: list[str] = []
@@ -198,6 +205,35 @@ async def test_leases_outlive_a_restart_of_the_daemon(daemon: RealDaemon):
         await state.flush(SECONDS)
         record = (await state.call("get", kind="lock", id="x"))["record"]
         assert (record["note"], record["lease"]["token"]) == ("still mine", token)
+
+
+async def test_a_lease_of_another_life_of_the_store_is_lost_and_one_of_this_life_is_kept(daemon: RealDaemon):
+    """In the new life somebody may hold the record with the very same token."""
+    daemon.stop()
+    daemon.start("memory")
+    async with connect(daemon) as state:
+        old = state.lock("old", ttl=600)
+        assert await old.acquire()
+        daemon.kill()
+        daemon.start("memory")
+        async with connect(daemon) as other, other.lock("old", ttl=600), state.lock("new", ttl=600) as new:
+            first = new._claimed().deadline
+            renew_now(state)
+            async with asyncio.timeout(SECONDS):
+                await old.until_lost()
+            with pytest.raises(LeaseLost, match="new epoch"):
+                old.check()
+            await until_soon(lambda: new._claimed().deadline > first, "a renewal")
+            new.check()
+
+
+def renew_now(state: StateStore) -> None:
+    """Everything is due."""
+    renewer = state._core.renewer
+    with renewer._lock:
+        for kept in renewer._kept.values():
+            kept.due = 0.0
+    renewer._wake()
 
 
 PAUSED = """
