@@ -59,6 +59,7 @@ class _Wire:
 
     def __init__(self, path: str, check_peer: PeerCheck) -> None:
         self._splitter = LineSplitter(_REPLY_BYTES)
+        self._unsent = bytearray()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.setblocking(False)
@@ -71,10 +72,22 @@ class _Wire:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: dict[str, Any]) -> None:
-        line = wire.encode_line(message)
-        if self._socket.send(line) != len(line):
-            raise OSError("the daemon takes no more renewals")
+    @property
+    def awaited(self) -> int:
+        """What `poll` is to wait for."""
+        return select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Put a message behind those that wait to be sent."""
+        self._unsent += wire.encode_line(message)
+
+    def send(self) -> None:
+        """Send of what waits as much as is taken now: the daemon has answers to give before it takes more."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
 
     def receive(self) -> list[bytes]:
         data = self._socket.recv(_RECEIVE_BYTES)
@@ -179,7 +192,7 @@ class Renewer:
 
     def _turn(self) -> float | None:
         """Do what is due; returns how many seconds may be slept."""
-        self._take_answers()
+        self._exchange()
         self._tell_lost()
         with self._lock:
             kept = list(self._kept.values())
@@ -199,7 +212,7 @@ class Renewer:
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         if self._wire is not None:
-            poll.register(self._wire.fileno(), select.POLLIN)
+            poll.register(self._wire.fileno(), self._wire.awaited)
         # Rounded up: woken a moment early there would be nothing to do yet.
         poll.poll(None if seconds is None else int(seconds * 1000) + 1)
         try:
@@ -230,7 +243,8 @@ class Renewer:
                 kept.sent = clock()
                 self._asked[self._requests] = kept
                 about = {"token": lease.token, "ttl": lease.ttl, "requestId": self._requests}
-                connection.send({"op": "renew", **named(lease.kind, lease.id), **about})
+                connection.add({"op": "renew", **named(lease.kind, lease.id), **about})
+            connection.send()
         except (OSError, StateError) as problem:
             self._fail(problem)
 
@@ -239,13 +253,15 @@ class Renewer:
             self._wire = _Wire(self._path, self._check_peer)
             with self._lock:  # before the hello is sent: of what is taken later, its answer may be the older one
                 self._older = [kept.lease for kept in self._kept.values()]
-            self._wire.send(hello(self._options, None, "each"))
+            self._wire.add(hello(self._options, None, "each"))
         return self._wire
 
-    def _take_answers(self) -> None:
+    def _exchange(self) -> None:
+        """Send what could not be sent before, and take the answers that have come."""
         if self._wire is None:
             return
         try:
+            self._wire.send()
             while True:
                 for line in self._wire.receive():
                     self._take(decoded(line))

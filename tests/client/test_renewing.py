@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ from statesvc_client import LeaseLost, StateStore, blocking
 from statesvc_client import lease as lease_module
 from statesvc_client.lease import Lease
 from statesvc_client.options import Options
-from statesvc_client.renewing import Renewer
+from statesvc_client.renewing import Renewer, _Kept
 from tests.client.conftest import RealDaemon, plain_environment, until, until_soon
 from tests.client.test_fork import in_child
 
@@ -113,6 +115,33 @@ def test_a_lease_that_nobody_renews_any_more_is_told_as_lost_without_any_daemon(
     finally:
         renewer.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "statesvc-renewal"]
+
+
+def test_however_many_leases_are_due_at_once_they_are_renewed_over_one_connection(socket_folder: Path):
+    """The daemon takes as little at a time as the sockets hold."""
+    most = 5000
+    path = str(socket_folder / "slow")
+    renewer = Renewer(path, Options(), lambda _: None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen()
+        listening.settimeout(SECONDS)
+        due = lease_module.clock() - 300.0
+        leases = [Lease("lock", str(number), 7, "me", 600.0, sent=due) for number in range(most)]
+        renewer._kept = {(lease.kind, lease.id, lease.token): _Kept(lease) for lease in leases[1:]}
+        renewer.keep(leases[0])
+        connection, _ = listening.accept()
+        try:
+            with connection, connection.makefile("rwb") as lines:
+                connection.settimeout(SECONDS)
+                assert json.loads(lines.readline())["op"] == "hello"
+                for _ in range(most):
+                    asked = json.loads(lines.readline())
+                    lines.write(json.dumps({"success": True, "requestId": asked["requestId"]}).encode() + b"\n")
+                    lines.flush()
+                until(lambda: all(lease.deadline > due + 600.0 for lease in leases), "all of them to be renewed")
+        finally:
+            renewer.close()
 
 
 # --- on the real daemon ----------------------------------------------------------------------------------------------
