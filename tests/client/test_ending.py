@@ -244,7 +244,7 @@ NEVER_SERVES = [sys.executable, "-c", "import os, time; print(os.getpid(), flush
 
 def has_ended(line: str) -> bool:
     """Whether the process that gave its id on this line is gone."""
-    return not os.path.exists(f"/proc/{line.split()[-1]}")
+    return not os.path.exists(f"/proc/{line.rsplit(maxsplit=1)[-1]}")
 
 
 def ctrl_c() -> None:
@@ -254,7 +254,12 @@ def ctrl_c() -> None:
 
 def test_ctrl_c_while_a_store_connects_lets_go_of_its_spool(socket_folder, tmp_path):
     spool = tmp_path / "spool"
-    caught(lambda: (until(spool.exists, "the store to begin"), ctrl_c()))
+
+    def interrupt() -> None:
+        until(spool.exists, "the store to begin")
+        ctrl_c()
+
+    caught(interrupt)
     with pytest.raises(KeyboardInterrupt):
         blocking.StateStore.connect(socket_folder / "none", connect_seconds=600, spool=spool)
     blocking.StateStore.connect(socket_folder / "none", connect_seconds=0, spool=spool).close()

@@ -210,13 +210,12 @@ async def test_a_leader_that_lost_it_is_told_and_stands_again(daemon: RealDaemon
 
 
 async def test_whoever_waits_to_be_elected_is_told_that_it_stands_no_longer(daemon: RealDaemon):
-    async with connect(daemon) as state, connect(daemon) as other, other.lock("boss"):
-        async with state.elect("boss") as election:
-            waiting = asyncio.create_task(election.elected())
-            await until_soon(lambda: getattr(state._core._calls, "_busy", ()), "it to stand")
-            await election.resign()
-            with pytest.raises(LeaseLost, match="no longer"):
-                await asyncio.wait_for(waiting, SECONDS)
+    async with connect(daemon) as state, connect(daemon) as other, other.lock("boss"), state.elect("boss") as election:
+        waiting = asyncio.create_task(election.elected())
+        await until_soon(lambda: getattr(state._core._calls, "_busy", ()), "it to stand")
+        await election.resign()
+        with pytest.raises(LeaseLost, match="no longer"):
+            await asyncio.wait_for(waiting, SECONDS)
 
 
 async def test_an_election_that_was_left_says_so_and_can_be_entered_again(daemon: RealDaemon):

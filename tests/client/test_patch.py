@@ -61,7 +61,9 @@ UPDATES = st.fixed_dictionaries(
     {},
     optional={
         "fields": st.dictionaries(st.sampled_from(["a", "b", "deep", "n"]), VALUES, max_size=3),
-        "set": st.dictionaries(st.sampled_from(["a", "/deep/a", "n", "/l/-", "/rows/-/a"]), st.integers(0, 9), max_size=2),
+        "set": st.dictionaries(
+            st.sampled_from(["a", "/deep/a", "n", "/l/-", "/rows/-/a"]), st.integers(0, 9), max_size=2
+        ),
         "inc": st.dictionaries(PATHS, st.integers(-3, 3), min_size=1, max_size=2),
         "append": st.dictionaries(LISTS, st.lists(st.integers(0, 9), max_size=2), min_size=1, max_size=2),
     },

@@ -13,11 +13,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from statesvc_client import LeaseLost, StateStore, blocking
+from statesvc_client import LeaseLost, StateStore, blocking, claiming
 from statesvc_client import lease as lease_module
+from statesvc_client.calls import Answer
 from statesvc_client.lease import Lease
 from statesvc_client.options import Options
 from statesvc_client.renewing import Renewer, _Kept
@@ -41,7 +43,8 @@ def connect_blocking(daemon: RealDaemon, **options: Any) -> blocking.StateStore:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(lease_module, "clock", lambda: now[0])
+    for module in (lease_module, claiming):
+        monkeypatch.setattr(module, "clock", lambda: now[0])
     return now
 
 
@@ -73,11 +76,22 @@ def test_a_renewal_that_was_sent_earlier_does_not_shorten_a_lease(clock):
     assert lease.cancel_requested
 
 
-@pytest.mark.parametrize(("taken", "now", "lost"), [("e1", "e1", False), ("e1", "e2", True), (None, "e2", False), ("e1", None, False)])
+@pytest.mark.parametrize(
+    ("taken", "now", "lost"), [("e1", "e1", False), ("e1", "e2", True), (None, "e2", False), ("e1", None, False)]
+)
 def test_a_lease_is_lost_to_another_epoch_but_not_to_an_unknown_one(clock, taken, now, lost):
     lease = Lease("lock", "x", 7, "me", 10.0, sent=1000.0, epoch=taken)
     lease.lose_to(now)
     assert lease.lost == lost
+
+
+@pytest.mark.parametrize(("now", "good"), [("e1", True), ("e2", False)])
+async def test_a_claim_that_waited_is_confirmed_by_the_life_of_the_store_it_was_made_in(clock, now, good):
+    answer = Answer(success=True)
+    answer.epoch = now
+    lease = Lease("lock", "x", 7, "me", 10.0, sent=900.0, epoch="e1")
+    assert await claiming._is_confirmed(Mock(ask=AsyncMock(return_value=answer)), lease) == good
+    assert lease.lost != good
 
 
 def test_listeners_are_told_once_and_late_ones_at_once():

@@ -126,9 +126,12 @@ def test_mistaking_a_parameter_for_a_field_is_told():
 
 @pytest.mark.parametrize("path", ["", "/a" * 65])
 def test_a_path_that_leads_nowhere_is_refused_where_it_is_given(path):
-    for part in (({path: 1}, None, None), (None, {path: 1}, None), (None, None, {path: [1]})):
-        with pytest.raises(BadRequest, match="path"):
-            writes.checked_more(*part, None, upsert=False)
+    with pytest.raises(BadRequest, match="path"):
+        writes.checked_more({path: 1}, None, None, None, upsert=False)
+    with pytest.raises(BadRequest, match="path"):
+        writes.checked_more(None, {path: 1}, None, None, upsert=False)
+    with pytest.raises(BadRequest, match="path"):
+        writes.checked_more(None, None, {path: [1]}, None, upsert=False)
 
 
 @pytest.mark.parametrize(
