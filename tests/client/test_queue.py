@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,15 +169,19 @@ async def test_a_release_comes_behind_the_jobs_own_writes_and_happens_once_thoug
         assert events[-1] == "released"
 
 
-async def test_with_the_daemon_away_the_release_waits_in_the_outbox_and_the_worker_goes_on(daemon: RealDaemon):
-    async with connect(daemon, call_seconds=0.2) as state:
+async def test_with_the_daemon_away_the_release_waits_in_the_outbox_and_the_worker_goes_on(
+    daemon: RealDaemon, monkeypatch: pytest.MonkeyPatch
+):
+    async with connect(daemon) as state:
         state.create(queued("j"))
         await state.flush(SECONDS)
         job = await state.queue(ttl=600).claim()
         assert job is not None
         daemon.kill()
-        async with job:
-            job.progress(percent=100)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(state._core, "options", replace(state._core.options, call_seconds=0.2))
+            async with job:
+                job.progress(percent=100)
         assert state.counters.queued == 2
         daemon.start()
         await state.flush(SECONDS)
