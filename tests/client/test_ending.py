@@ -247,11 +247,20 @@ def has_ended(line: str) -> bool:
     return not os.path.exists(f"/proc/{line.rsplit(maxsplit=1)[-1]}")
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """What a shell starts in the background is deaf to SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ctrl_c() -> None:
     """To the thread it goes to in a program, whichever thread is at work."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_while_a_store_connects_lets_go_of_its_spool(socket_folder, tmp_path):
     spool = tmp_path / "spool"
 
@@ -265,6 +274,7 @@ def test_ctrl_c_while_a_store_connects_lets_go_of_its_spool(socket_folder, tmp_p
     blocking.StateStore.connect(socket_folder / "none", connect_seconds=0, spool=spool).close()
 
 
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_ctrl_c_while_a_daemon_is_started_ends_it(tmp_path):
     said: list[str] = []
 

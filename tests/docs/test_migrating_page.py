@@ -92,8 +92,8 @@ def test_every_address_of_the_page_is_one():
     from statesvc.cli import ends
 
     table = [line.split("|")[1].strip(" `") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    examples = {"HOST": "localhost", "PORT": "6379", "DB": "0", "NAME": "a", "TABLE": "t", "URL": "http://localhost:1"}
-    examples["PATH"] = "folder/x"
+    examples = {"HOST": "localhost", "PORT": "6379", "DB": "0", "NAME": "a", "TABLE": "jobs"}
+    examples |= {"URL": "http://localhost:1", "PATH": "folder/x"}
     assert len(table) == 5
     for address in table[1:]:
         filled = re.sub(r"\b[A-Z]{2,}\b", lambda word: examples[word[0]], address)
