@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -247,13 +249,20 @@ async def test_what_cannot_be_assured_because_the_server_is_away_is_unknown(name
             assert unsure.value.outcome == "unknown"
 
 
-async def test_what_was_read_from_one_server_is_not_assured_by_the_next(namespace: str):
-    """The one that took over has replicas enough, and lacks what was read before."""
+@contextmanager
+def in_a_row() -> Iterator[tuple[Server, Server]]:
+    """A master and its replica, which has one itself: enough to be waited for, should it take over."""
     with Server() as master, Server() as replica, Server() as behind:
         replica.say("REPLICAOF", "127.0.0.1", master.port)
         behind.say("REPLICAOF", "127.0.0.1", replica.port)
         wait_for_replica(replica)
         wait_for_replica(behind)
+        yield master, replica
+
+
+async def test_what_was_read_from_one_server_is_not_assured_by_the_next(namespace: str):
+    """The one that took over has replicas enough, and lacks what was read before."""
+    with in_a_row() as (master, replica):
         both = {"endpoint": f"{master.address},{replica.address}"}
         async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0, **both) as engine:
             await fill(engine, [row("a")])
@@ -278,11 +287,7 @@ async def test_calls_sent_again_elsewhere_do_not_assure_those_that_went_before(
     """The server forgets the script between two calls that were sent at once, and is gone when the second comes again:
     the one that took over has replicas enough, and lacks what the first wrote."""
     monkeypatch.setattr(commits, "CALL_UNITS", 1)
-    with Server() as master, Server() as replica, Server() as behind:
-        replica.say("REPLICAOF", "127.0.0.1", master.port)
-        behind.say("REPLICAOF", "127.0.0.1", replica.port)
-        wait_for_replica(replica)
-        wait_for_replica(behind)
+    with in_a_row() as (master, replica):
         both = {"endpoint": f"{master.address},{replica.address}"}
         async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0, **both) as engine:
             await fill(engine, [row("a")])
