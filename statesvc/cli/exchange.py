@@ -23,6 +23,7 @@ from statesvc.cli.output import show_table, show_value, visible
 from statesvc.cli.progress import Meter
 from statesvc.cli.session import Session
 from statesvc.cli.syncing import Entry, Frames
+from statesvc.process.folders import sync_folder
 
 _PAGE = 1000
 
@@ -117,16 +118,7 @@ def _replaced(file: str, secrets: bool) -> Iterator[IO[bytes]]:
         Path(part).unlink(missing_ok=True)
         raise
     with _refusal_named(file):
-        _sync(folder)
-
-
-def _sync(folder: str) -> None:
-    """The new name is on the disk as well as what it names."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(Path(folder))
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .disk import replace, sync_folder
+from ...process.folders import sync_folder
+from .disk import replace
 
 VARIABLE = "STATESVC_BOOT_ID"
 

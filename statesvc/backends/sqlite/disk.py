@@ -1,4 +1,4 @@
-"""Onto the disk: files and folders synced, small files replaced as a whole.
+"""Onto the disk: files synced, small files replaced as a whole.
 
 Owns that a small file is there as a whole or not at all, and that none whose sync failed is synced a second time. Must
 not know what is in the files.
@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from ... import failpoints
+from ...process.folders import sync_folder
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -32,16 +33,8 @@ def replace(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    _sync(folder, os.O_DIRECTORY)
-
-
 def sync_file(path: Path) -> None:
-    _sync(path)
-
-
-def _sync(path: Path, more: int = 0) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | more)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

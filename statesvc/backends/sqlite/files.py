@@ -25,9 +25,10 @@ import apsw.sqlite_extra
 from statesvc_client.errors import Internal
 
 from ... import failpoints, logs
+from ...process.folders import sync_folder
 from ..port import DataCorrupt, EngineBroken
 from . import watermark
-from .disk import sync_file, sync_folder
+from .disk import sync_file
 from .paths import sides
 from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail, write_anew
 from .watermark import Mark

@@ -18,10 +18,10 @@ import msgspec
 from statesvc_client.errors import NoSpace
 
 from ... import logs
+from ...process.folders import sync_folder
 from ..port import DataCorrupt, EngineBroken
 from . import restoring
 from .cache import Waiting
-from .disk import sync_folder
 from .files import NO_SPACE, in_words, is_damage, refuse_newer
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile, new_epoch

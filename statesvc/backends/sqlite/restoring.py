@@ -21,9 +21,10 @@ import apsw
 from statesvc_client.errors import Internal, NoSpace
 
 from ... import failpoints, logs
+from ...process.folders import sync_folder
 from ..port import DataCorrupt, Row
 from .cache import Waiting
-from .disk import sync_file, sync_folder
+from .disk import sync_file
 from .files import NO_SPACE, in_words
 from .log import Change, End, LogFile
 from .paths import Paths, sides
