@@ -8,13 +8,13 @@ last walk is put in at the next one, or when it has become much.
 from __future__ import annotations
 
 import asyncio
-import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from . import epoch_names
 from .numbered import Growth, beyond_the_end, no_longer_kept, position_of
 from .ordering import BY_CREATION, Change, Index, IndexName, change, index_name, spine_of
 from .packed import Cell, PackedRows, built
@@ -57,7 +57,7 @@ class MemoryEngine(Engine):
 
     def __init__(self) -> None:
         self.durability = "memory"
-        self.epoch = os.urandom(8).hex()
+        self.epoch = epoch_names.first()
         self._rows = PackedRows()
         self._of_kind = self._rows.of_kind
         self._indexes: dict[IndexName, Index] = {}
@@ -260,7 +260,7 @@ class MemoryEngine(Engine):
         self._filling = None
         self._unindexed.clear()
         self._log.begin_anew()
-        self.epoch = os.urandom(8).hex()
+        self.epoch = epoch_names.following(self.epoch)
 
     async def check(self) -> list[str]:
         found = [f"the index {' '.join(name)} differs from the records" for name in await self._wrong_indexes()]

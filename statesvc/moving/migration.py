@@ -25,6 +25,7 @@ from statesvc_client.errors import Conflict, Gone
 from statesvc_client.wire import printable
 
 from .. import failpoints
+from ..backends.epoch_names import token_floor
 from ..backends.port import Cursor, Key, Row
 from ..store import own
 from .fingerprints import Counting, Tally, fingerprint, whole
@@ -251,8 +252,9 @@ class Migration:
         dump = await self._source.dump()
         ours = Counting()
         compared = Compared(
-            cursor=dump.cursor, source={}, target=theirs.tallies(), written=0, removed=0, left_out=0, floor=0, named=[]
-        )
+            cursor=dump.cursor, source={}, target=theirs.tallies(), written=0, removed=0, left_out=0,
+            floor=token_floor(self._source.epoch), named=[],
+        )  # fmt: skip
         done = 0
         async with aclosing(dump.rows) as pages:  # type: ignore[type-var]  # all of them are generators
             async for rows in pages:
@@ -298,7 +300,7 @@ class Migration:
     def _heed_own(self, row: Row, compared: Compared) -> None:
         """What the source's daemons keep about themselves stays there; some of it matters."""
         if row.key == own.TOKENS:
-            compared.floor = row.token
+            compared.floor = max(compared.floor, row.token)
         if row.key == MARKER and own.is_ours(row) and read_marker(row).completed_at is None:
             raise Conflict("the source is itself the target of a move that is not complete: complete that one first")
 

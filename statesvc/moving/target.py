@@ -24,6 +24,7 @@ from statesvc_client.errors import Busy, Conflict, StateError
 from statesvc_client.wire import printable
 
 from .. import failpoints
+from ..backends.epoch_names import token_floor
 from ..backends.port import REMOVED, Cursor, Dump, Key, LogEntry, Row, Stamp, Write
 from ..store import own
 from .fingerprints import Fingerprint, fingerprint
@@ -248,6 +249,7 @@ class Target:
         """Forget everything that is stored, under a new epoch; it is a frozen target from then on."""
         async for rows in _pages(await self._engine.dump()):
             self.floor = max([self.floor, *(row.token for row in rows)])
+        self.floor = max(self.floor, token_floor(self.epoch))
         marker.revision += 1
         marker.updated_at = self.now()
         store = self._store

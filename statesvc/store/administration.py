@@ -39,6 +39,7 @@ from statesvc_client.errors import Busy, StateError, Unavailable
 from statesvc_client.wire import Fields
 
 from .. import logs
+from ..backends.epoch_names import floor_above
 from ..backends.port import DataCorrupt, Dump, Row
 from . import own, places
 from .batches import Bar
@@ -52,9 +53,6 @@ from .store import Store
 log = logs.get(__name__)
 
 REPLACED = Bar("everything is being replaced by a snapshot: send the write again in a moment", even_hidden=True)
-
-TOKEN_STEP = 2**32
-"""More tokens than are ever given out between a snapshot and its restore."""
 
 ROW_BYTES = 200
 """About what a row takes besides its body and marks."""
@@ -94,7 +92,7 @@ class Administration:
             self._store.commits.bar = FROZEN
             log.warning("frozen", why="it was frozen before the restart; thaw it to have writes taken")
         if tokens is not None:
-            self._store.token_floor = tokens.token
+            self._store.raise_token_floor(tokens.token)
 
     # --- one at a time ---------------------------------------------------------------------------------------------
 
@@ -212,7 +210,7 @@ class Administration:
                     ours.append(own.row(store, own.FREEZE))
                 async with aclosing(self._incoming(reader, floor, ours, tell)) as rows:
                     await store.engine.load(rows)
-                store.token_floor = floor
+                store.raise_token_floor(floor)
                 store.leases = Leases(store.clock.steady)
             finally:
                 store.commits.bar = before
@@ -232,7 +230,7 @@ class Administration:
 
     def _next_floor(self, footer: Footer) -> int:
         known = max(footer.highest_token, self._store.token_floor)
-        return max(self._store.clock.now() // 1000, known + TOKEN_STEP)
+        return floor_above(known, self._store.clock.now())
 
     # --- freeze and thaw -------------------------------------------------------------------------------------------
 

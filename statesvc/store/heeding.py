@@ -64,7 +64,7 @@ class Heeding:
         frozen, tokens = await store.engine.get([own.FREEZE, own.TOKENS])
         self._known_at = began
         if tokens is not None:
-            store.token_floor = max(store.token_floor, tokens.token)
+            store.raise_token_floor(tokens.token)
         if store.commits.bar is not bar:
             return  # an order was given here meanwhile: it is newer than what was read
         if bar is None and own.is_ours(frozen):

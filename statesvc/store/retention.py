@@ -185,8 +185,7 @@ class Retention:
         """A token must not come again when the id does: what is given out from now on is above those that go."""
         highest = max((row.token for row in rows), default=0)
         if highest > self._store.token_floor:
-            floor = await own.raise_floor(self._store, highest)
-            self._store.token_floor = max(self._store.token_floor, floor)
+            self._store.raise_token_floor(await own.raise_floor(self._store, highest))
             # Another daemon that finds nothing where a tombstone lay has to go by the floor. Of claims under way there
             # those that were decided on the tombstone are refused with it.
             await until_heeded(self._store.engine, under_way=False)

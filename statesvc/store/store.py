@@ -44,6 +44,7 @@ from statesvc_client.wire import (
 )
 from statesvc_client.wire import Write as WriteRequest
 
+from ..backends.epoch_names import token_floor
 from ..backends.port import REMOVED, Engine, Key, Result, Row, Unit, Write
 from . import ending, leasing, marks, writes
 from .batches import Batch, group_commit
@@ -96,8 +97,7 @@ class Store:
         self.commits = group_commit(engine)
         self.clock = clock or Clock()
         self.leases = Leases(self.clock.steady)
-        self.token_floor = 0
-        """Fencing tokens up to this one may have been given out in a life of the store that a restore has undone."""
+        self._token_floor = 0
         self._sequence = Lines()
         self.reads = Reads(engine)
         self._going_on: set[asyncio.Task[None]] = set()
@@ -110,6 +110,14 @@ class Store:
 
     async def stop(self) -> None:
         await self.commits.stop()
+
+    @property
+    def token_floor(self) -> int:
+        """Fencing tokens up to this one may have been given out: to records that are gone, or before this epoch."""
+        return max(self._token_floor, token_floor(self.engine.epoch))
+
+    def raise_token_floor(self, floor: int) -> None:
+        self._token_floor = max(self._token_floor, floor)
 
     def moment(self) -> Moment:
         return Moment(

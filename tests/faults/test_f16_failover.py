@@ -180,11 +180,13 @@ def _two_daemons_lose(folder: Path, values: Mapping[str, Any], lose: Callable[[C
     with fleet(folder, "redis", values, 2) as daemons:
         before = {ask(each, "hello")["epoch"] for each in daemons}
         names = iter(range(100))
+        tokens: list[int] = []
 
         def acknowledge() -> None:
             job = {"uuid": f"lost-{next(names)}"}
             reply = until(lambda: _applied(daemons[0], job), "a write to be acknowledged")
             assert reply["job"]["revision"] == 1
+            tokens.append(_token_of_lock(daemons[0], "a worker"))
 
         told: list[tuple[str, str]] = []
 
@@ -208,6 +210,22 @@ def _two_daemons_lose(folder: Path, values: Mapping[str, Any], lose: Callable[[C
         assert told == [(before.pop(), after.pop())]
         assert after == set()
         until(lambda: ask(daemons[1], "get", jobId="lost-0").get("code") == "not_found", "what is left to be read")
+        _expect_fenced(daemons[1], max(tokens))
+
+
+def _token_of_lock(one: Daemon, holder: str) -> int:
+    def claimed() -> list[dict[str, Any]] | None:
+        return ask(one, "claim", kind="lock", id="the lock", holder=holder, ttl=60).get("records")
+
+    (lock,) = until(claimed, "the lock to be had")
+    token: int = lock["lease"]["token"]
+    return token
+
+
+def _expect_fenced(one: Daemon, lost: int) -> None:
+    """Whoever holds a lease that was lost must not pass for the one that has it now."""
+    assert _token_of_lock(one, "another worker") > lost
+    assert ask(one, "update", kind="lock", id="the lock", token=lost)["code"] == "lease_lost"
 
 
 def _is_in_another_epoch(one: Daemon, before: Collection[str]) -> bool:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from statesvc import failpoints
 from statesvc.backends.dynamodb import whole as loads
+from statesvc.backends.epoch_names import token_floor
 from statesvc.backends.port import Engine, Keys, LogKept, Row
 from statesvc.moving import holdings, migration
 from statesvc.moving import target as targets
@@ -217,6 +218,20 @@ async def test_tokens_never_come_again(folder: Place, other: Place):
     assert held.store.token_floor == 900
     await held.close()
     assert (await other.rows())["lock", "a"].token == 7
+
+
+async def test_what_the_source_gave_out_before_it_lost_something_does_not_come_again_either(
+    tmp_path: Path, other: Place
+):
+    source = place("redis", tmp_path / "source")
+    async with source.open() as engine:
+        await engine.load(_page(record("a")))
+        floor = token_floor(engine.epoch)
+    assert floor > 0
+    assert (await moved(source, other)).token_floor == floor
+    held = await other.holding()
+    assert held.store.token_floor >= floor
+    await held.close()
 
 
 async def test_a_higher_floor_of_the_target_is_kept(folder: Place, other: Place):
@@ -646,6 +661,10 @@ async def test_a_target_that_does_not_keep_what_it_is_given_is_found_out(folder:
     assert await held.is_frozen(), "a target that is not known to be the same takes no writes"
     await held.close()
     assert (await moved(folder, other)).complete
+
+
+async def _page(*rows: Row) -> AsyncIterator[list[Row]]:
+    yield list(rows)
 
 
 async def _without(pages: AsyncIterator[list[Row]], id: str) -> AsyncIterator[list[Row]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from statesvc.backends.epoch_names import token_floor
 from statesvc.backends.sqlite import boots
 from statesvc.backends.sqlite.files import CHECKSUM_BYTES
 from statesvc.config.sources import BOOT_ID
@@ -49,6 +50,7 @@ async def test_a_tail_that_went_without_a_trace_changes_the_epoch(tmp_path, mach
     names, now = await found(early, durability)
     assert names == {"kept"}
     assert now != epoch
+    assert token_floor(now) > token_floor(epoch) == 0
     machine("third")
     assert await found(early, durability) == (names, now)  # it was closed: nothing was lost since
 
@@ -97,6 +99,7 @@ async def test_a_log_that_was_cut_goes_on_in_a_new_epoch(tmp_path, machine):
     names, now = await found(left)
     assert len(names) == 5
     assert now != epoch
+    assert token_floor(now) > token_floor(epoch) == 0
 
 
 async def test_what_a_killed_process_left_is_on_the_disk_before_anything_is_built_on_it(tmp_path, monkeypatch):

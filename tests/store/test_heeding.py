@@ -57,7 +57,7 @@ async def test_the_floor_of_tokens_is_never_lowered(worlds: list[World]):
     await own.keep(here.store, own.row(here.store, own.TOKENS, token=7))
     await looking.look()
     assert there.store.token_floor == 7
-    there.store.token_floor = 9
+    there.store.raise_token_floor(9)
     await looking.look()
     assert there.store.token_floor == 9
 
@@ -83,7 +83,7 @@ async def test_tombstones_go_once_every_daemon_heeds_the_floor_that_stands_for_t
     worlds: list[World], monkeypatch: pytest.MonkeyPatch
 ):
     here, there = worlds
-    there.store.token_floor = await own.raise_floor(there.store, 9)
+    there.store.raise_token_floor(await own.raise_floor(there.store, 9))
     await here.create("a")
     for token in range(1, 11):
         assert await here.claim()

@@ -10,12 +10,12 @@ it is either a slot or void for good. `start` is how far it was cut: what is at 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from statesvc_client.errors import Unavailable
 
+from .. import epoch_names
 from .calls import ConditionFailed, Lost
 from .fetching import Fetcher
 from .items import number, text
@@ -93,7 +93,7 @@ class Registry:
         seen = await self.look()
         if seen.meta is not None:
             return seen
-        fresh = Meta(os.urandom(8).hex(), FORMAT, FORMAT, "", walked)
+        fresh = Meta(epoch_names.first(), FORMAT, FORMAT, "", walked)
         await self._fetcher.put_if_absent(_meta_item(fresh))
         return await self.look()
 

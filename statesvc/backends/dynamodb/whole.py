@@ -23,6 +23,7 @@ import msgspec
 from statesvc_client.errors import StateError, Unavailable
 
 from ... import logs
+from .. import epoch_names
 from ..port import Row
 from .building import hint_item
 from .fetching import WRITE_ITEMS, Fetcher
@@ -125,7 +126,7 @@ class Whole:
 
     async def begin(self, rows: AsyncIterator[list[Row]], before: Meta) -> Meta:
         """Have the registry say that these rows are to take the place of everything. Returns what it says then."""
-        epoch = os.urandom(8).hex()
+        epoch = epoch_names.following(before.epoch)
         try:
             await self._put_aside(rows, epoch)
         except BaseException:

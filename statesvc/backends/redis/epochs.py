@@ -15,13 +15,13 @@ Beside that each daemon looks for the newest entry it has itself acknowledged: i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from statesvc_client.errors import Unavailable
 
 from ... import logs
+from .. import epoch_names
 from .facts import Facts
 from .faults import Refused, as_error
 from .meta import FIELDS, FORMAT, OLDEST, Meta, read_meta, too_new
@@ -55,10 +55,6 @@ class Acknowledged(NamedTuple):
     id: str
     uid: str
     revision: int
-
-
-def new_epoch() -> str:
-    return os.urandom(8).hex()
 
 
 class Judge:
@@ -104,7 +100,8 @@ class Judge:
         return read_meta(_checked(reply, facts))
 
     async def _founded(self, facts: Facts, identity: str, ask: Ask) -> Meta | None:
-        made, fields = await self._run(facts, ask, "found", FORMAT, OLDEST, new_epoch(), identity, *FIELDS)
+        fresh = epoch_names.first() if self._epoch is None else epoch_names.following(self._epoch)
+        made, fields = await self._run(facts, ask, "found", FORMAT, OLDEST, fresh, identity, *FIELDS)
         if made:
             log.info("redis_namespace_made", namespace=self._namespace, server=facts.address)
         return read_meta(fields)
@@ -112,7 +109,7 @@ class Judge:
     async def _settled(self, meta: Meta, facts: Facts, identity: str, ask: Ask) -> Meta | None:
         """What holds after this judgement; None when another daemon was quicker."""
         doubt = await self._doubt(meta, facts, identity, ask)
-        epoch = meta.epoch if doubt is None else new_epoch()
+        epoch = meta.epoch if doubt is None else epoch_names.following(meta.epoch)
         reply = await self._run(facts, ask, "adjudicate", meta.epoch, meta.server, epoch, identity, *FIELDS)
         after = read_meta(reply)
         if after is None or (after.epoch, after.server) != (epoch, identity):

@@ -13,9 +13,9 @@ from typing import Any
 
 from statesvc_client.errors import Unavailable
 
+from .. import epoch_names
 from ..port import Row
 from . import rows as stored
-from .epochs import new_epoch
 from .namespace import Namespace
 from .scripting import Argument
 from .writing import change_store
@@ -40,7 +40,7 @@ async def load(namespace: Namespace, rows: AsyncIterator[list[Row]]) -> str:
             size += len(value)
     if batch:
         await generation.fill(batch)
-    epoch = new_epoch()
+    epoch = epoch_names.following(namespace.known.epoch)
     await generation.switch(epoch)
     await namespace.learn()
     return epoch

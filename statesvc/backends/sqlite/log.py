@@ -7,7 +7,6 @@ into the commit thread, or into `open`.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from ... import failpoints, logs
+from .. import epoch_names
 from ..port import DataCorrupt, Event, Row
 from . import boots, watermark
 from .files import DatabaseFile, Format, transaction
@@ -59,13 +59,9 @@ def chained(before: bytes, first: int, payload: bytes) -> bytes:
     return link.digest()
 
 
-def new_epoch() -> str:
-    return os.urandom(8).hex()
-
-
 def _first_facts() -> dict[str, Any]:
     """What a new log knows. Whoever cuts it moves all that begins with `start`, to what the last batch cut said."""
-    epoch = new_epoch()
+    epoch = epoch_names.first()
     digest = hashlib.blake2b(epoch.encode(), digest_size=16).digest()
     return {"epoch": epoch, "start": 0, "start_digest": digest, "start_total": 0, "start_visible": 0}
 

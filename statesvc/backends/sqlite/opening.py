@@ -19,12 +19,13 @@ from statesvc_client.errors import NoSpace
 
 from ... import logs
 from ...process.folders import sync_folder
+from .. import epoch_names
 from ..port import DataCorrupt, EngineBroken
 from . import restoring
 from .cache import Waiting
 from .files import NO_SPACE, in_words, is_damage, refuse_newer
 from .log import FORMAT as LOG_FORMAT
-from .log import End, LogFile, new_epoch
+from .log import End, LogFile
 from .paths import Paths, sides
 from .state import FORMAT as STATE_FORMAT
 from .state import StateFile, TornState
@@ -131,7 +132,7 @@ def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
     # Without syncing, a power loss may take what was acknowledged. That is what the level promises; clients are told.
     if is_cut or lost <= 0:
         return _went_on(state, log_file, paths)
-    epoch = new_epoch()
+    epoch = epoch_names.following(log_file.epoch)
     state.expect_epoch(epoch)  # cut off in between, both are found to belong together
     state.abandon()
     _begin_new_epoch(log_file, paths, epoch, None)
@@ -160,7 +161,7 @@ def _without_torn_end(log_file: LogFile, paths: Paths) -> StateFile:
 
 def _went_on(state: StateFile, log_file: LogFile, paths: Paths) -> StateFile:
     """The log may have lost its tail: the state stays as far as it came, under a new epoch."""
-    epoch, ahead = new_epoch(), state.applied.position > log_file.end.position
+    epoch, ahead = epoch_names.following(log_file.epoch), state.applied.position > log_file.end.position
     state.expect_epoch(epoch)
     _begin_new_epoch(log_file, paths, epoch, state.applied if ahead else None)
     state.secure()

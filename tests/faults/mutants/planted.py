@@ -499,6 +499,14 @@ SHARED = (
         '        if False:\n            return "conflict"',
         ("test_three_daemons_keep_every_promise_under_a_mixed_load[redis]",),
     ),
+    Mutant(
+        "tokens_come_again_after_a_loss",
+        "what was lost with a failover is forgotten, and its fencing tokens are given out a second time",
+        "statesvc/store/store.py",
+        "        return max(self._token_floor, token_floor(self.engine.epoch))",
+        "        return self._token_floor",
+        ("test_a_master_that_came_back_empty_before_anybody_noticed_begins_a_new_epoch_and_everybody_is_told",),
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (*ANSWERS, *ONCE, *DISK, *RULES, *BOUNDS, *SHARED)
