@@ -17,8 +17,9 @@ from ..answers import Answer, Coming, Handler, Session, failed, put_records, rep
 from ..backends.port import Row
 from ..store.batches import Batch
 from ..store.following import Bookmark, place_of
+from ..store.frames import ENVELOPE_BYTES
 from ..store.leasing import lease_of
-from ..store.listing import ENVELOPE_BYTES, Paging, list_records
+from ..store.listing import Paging, list_records
 from ..store.racing import Decided, Precedence
 from ..store.records import decode, without_secrets
 from ..store.store import PointWrite, Store

@@ -15,7 +15,7 @@ from ..answers import Answer, Coming, Handler, Session, put_record, replied, suc
 from ..backends.port import Row
 from ..store.allocation import Pools
 from ..store.deduplication import may_be_guarded
-from ..store.listing import ENVELOPE_BYTES
+from ..store.frames import ENVELOPE_BYTES
 from ..store.racing import Decided
 from ..store.records import without_secrets
 from ..store.store import Store

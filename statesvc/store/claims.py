@@ -19,8 +19,8 @@ from statesvc_client.wire import Claim, Fields
 from ..backends.port import LINK, Key, Query, Row, Unit
 from . import leasing, queries, writes
 from .batches import Batch
+from .frames import Room
 from .kinds import Kind
-from .listing import ENVELOPE_BYTES
 from .readiness import Fronts
 from .records import checked_id
 from .store import Decide, Store
@@ -86,26 +86,13 @@ class _Waiting:
 _Line = dict[_Waiting, None]
 
 
-class _Room:
-    """What is left for records in the frame of a reply. The first fits in any case: whatever is stored can be sent."""
-
-    def __init__(self, store: Store) -> None:
-        self._whole = self._left = store.limits.frame_bytes - ENVELOPE_BYTES
-
-    def is_for(self, row: Row) -> bool:
-        return self._left == self._whole or len(row.body) < self._left
-
-    def give(self, row: Row) -> None:
-        self._left -= len(row.body) + 1
-
-
 class _Taking:
     """Records taken one by one: on a shared engine each is a race of its own."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.taken: list[Row] = []
-        self._room = _Room(store)
+        self._room = Room(store.limits.frame_bytes)
         self._problem: StateError | None = None
         """Why it did not get all it might have; one that leaves it open whether it got something outweighs others."""
         self.is_over = False
@@ -119,14 +106,14 @@ class _Taking:
 
     def _decide_if_it_fits(self, decide: Decide, rows: list[Row | None]) -> Unit | None:
         unit = decide(rows)
-        if unit and not self._room.is_for(unit[0].row):
+        if unit and not self._room.is_for(len(unit[0].row.body)):
             self.is_over = True
             return None
         return unit
 
     def _took(self, row: Row) -> None:
         self.taken.append(row)
-        self._room.give(row)
+        self._room.give(len(row.body))
 
     def note(self, problem: StateError) -> None:
         if self._problem is None or problem.outcome == "unknown":
@@ -307,14 +294,14 @@ class Claims:
             return []
         await store.commits.settled()
         found: list[Row] = []
-        room = _Room(store)
+        room = Room(store.limits.frame_bytes)
         async with aclosing(self._of_origin(asked, origin)) as rows:
             async for row in rows:
                 # Those that have grown beyond a frame since then are not told again: their leases lapse.
-                if len(found) == asked.request.limit or not room.is_for(row):
+                if len(found) == asked.request.limit or not room.is_for(len(row.body)):
                     break
                 found.append(row)
-                room.give(row)
+                room.give(len(row.body))
         return found
 
     async def _of_origin(self, asked: _Asked, origin: str) -> AsyncGenerator[Row, None]:

@@ -12,7 +12,7 @@ from statesvc_client.wire import Happening, History, printable
 
 from ..backends.port import Key
 from .following import Bookmark, read_bookmark
-from .listing import ENVELOPE_BYTES
+from .frames import Room
 from .records import checked_id
 from .store import Store
 from .telling import Teller, event_bytes
@@ -54,14 +54,15 @@ def _limit(request: History, most: int) -> int:
 async def _page(store: Store, teller: Teller, key: Key, bookmark: Bookmark, limit: int) -> Chronicle:
     """Engines may hand out fewer than asked for; only nothing at all means that there is no more."""
     events: list[Happening] = []
-    room = store.limits.frame_bytes - ENVELOPE_BYTES
+    room = Room(store.limits.frame_bytes)
     while entries := await store.engine.history(key, bookmark.cursor, limit - len(events)):
         for entry in entries:
             behind = bookmark._replace(cursor=entry.cursor)
             event = teller.happening(entry, behind.text)
-            room -= event_bytes(event)
-            if room < 0 and events:
+            size = event_bytes(event)
+            if not room.is_for(size):
                 return Chronicle(events, bookmark.text)
+            room.give(size)
             events.append(event)
             bookmark = behind
         if len(events) >= limit:

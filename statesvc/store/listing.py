@@ -13,13 +13,11 @@ from statesvc_client.wire import List
 
 from ..backends.port import Engine, Place, Row
 from . import queries
+from .frames import Room
 from .kinds import Kind
 from .store import Store
 from .turns import Turns
 from .writes import Caller, living
-
-ENVELOPE_BYTES = 8192
-"""Room in a reply's frame for everything but the records: envelope, cursor, commas."""
 
 
 class Page(NamedTuple):
@@ -70,7 +68,7 @@ async def _page(store: Store, request: List, caller: Caller, asked: _Question, p
         return await _everything(store, kind, given, order)
     most = min(limit or paging.default, store.limits.list_limit) if caller.said_hello else limit
     after = queries.read_cursor(request.cursor, kind, order) if request.cursor else None
-    page = _Collector(most, _room(store), None if whole else paging.examined)
+    page = _Collector(most, store.limits.frame_bytes, None if whole else paging.examined)
     if given.ids is not None:
         await page.fill(store, kind, await _named(store, asked, after))
     else:
@@ -85,7 +83,7 @@ async def _everything(store: Store, kind: Kind, given: queries.Filter, order: qu
 
     A job that ends between the two walks is met by both; it is told once, as it was when it lived.
     """
-    page = _Collector(None, _room(store), None)
+    page = _Collector(None, store.limits.frame_bytes, None)
     for group in _groups(kind):
         planned = queries.plan(given, kind, order, among=group)
         told = {row.id for row in page.rows}
@@ -133,18 +131,14 @@ async def _total(store: Store, asked: _Question) -> int:
     return total
 
 
-def _room(store: Store) -> int:
-    return store.limits.frame_bytes - ENVELOPE_BYTES
-
-
 class _Collector:
     """Takes rows until the page is full, the frame is full, or enough were examined."""
 
-    def __init__(self, most: int | None, room: int, examine: int | None) -> None:
+    def __init__(self, most: int | None, frame_bytes: int, examine: int | None) -> None:
         self.rows: list[Row] = []
         self.more = False
         self._most = most
-        self._room = room
+        self._room = Room(frame_bytes)
         self._examine = examine
         self._examined = 0
         self._last: Place | None = None
@@ -198,10 +192,10 @@ class _Collector:
         return self.more
 
     def take(self, row: Row) -> bool:
-        size = len(row.body) + 1
-        if self.more or size > self._room or (self._most is not None and len(self.rows) >= self._most):
+        size = len(row.body)
+        if self.more or not self._room.is_for(size) or (self._most is not None and len(self.rows) >= self._most):
             self.more = True
             return False
-        self._room -= size
+        self._room.give(size)
         self.rows.append(row)
         return True

@@ -15,7 +15,7 @@ from statesvc_client.wire import Happening, RequestId
 
 from ..backends.port import Cursor, LogEntry, Stamp
 from .clock import Stamper
-from .listing import ENVELOPE_BYTES
+from .frames import ENVELOPE_BYTES
 from .records import without_secrets
 
 GENERATION_BYTES = 2 * 1024 * 1024

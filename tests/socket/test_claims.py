@@ -11,7 +11,7 @@ import msgspec
 
 from statesvc.backends.port import Engine
 from statesvc.config import Limits
-from statesvc.store.listing import ENVELOPE_BYTES
+from statesvc.store.frames import ENVELOPE_BYTES
 from tests.engines.addresses import address_of
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Talker

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine, Query, Row
@@ -438,6 +439,21 @@ async def test_what_does_not_fit_one_frame_is_left_out_and_said(engine: Engine, 
     assert len(line) <= 64 * 1024
     assert json.loads(line)["nextCursor"]
     assert ids(await pages(client, 1000)) == [f"{number:02}" for number in reversed(range(20))]
+
+
+async def test_what_was_stored_when_frames_were_larger_is_listed_all_the_same(engine: Engine, start: Start):
+    """By itself, whatever its size: nobody would ever get beyond it."""
+    before = await start(engine)
+    writer = await before.client()
+    for number, size in enumerate((10, 100_000, 10, 100_000, 100_000, 10)):
+        created = f"2025-01-01T00:00:{number:02}Z"
+        await writer.ok("create", job={"uuid": f"{number}", "createdAt": created, "x": "y" * size})
+    before.store.limits = replace(before.store.limits, frame_bytes=65_536, record_bytes=32_768)
+    await before.caught_up()
+    client, joblet = await before.client(), await before.talker()
+    assert ids(await pages(client, 1000)) == ["5", "4", "3", "2", "1", "0"]
+    assert ids((await client.ok("list", filter={"ids": ["3", "4"]}))["jobs"]) == ["4"]
+    assert ids((await joblet.ok("list", sortBy="uuid"))["jobs"]) == ["0"]
 
 
 async def test_a_call_examines_a_bounded_number_of_records(engine: Engine, start: Start):
