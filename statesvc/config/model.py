@@ -261,12 +261,21 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.storage.redis.password and settings.storage.redis.password_file:
         text = "storage.redis.password: given together with storage.redis.password_file; give one"
         yield "storage.redis.password", text
+    yield from _unencrypted(settings.storage.redis)
     for kind in settings.lifecycles:
         if not _KIND.fullmatch(kind):
             allowed = "it takes 1 to 64 of a-z 0-9 _ . - and begins with a letter or _"
             yield "lifecycles", f"lifecycles: {kind!r} cannot be the name of a kind; {allowed}"
     yield from _unreachable(settings)
     yield from _contradicting_limits(settings.limits)
+
+
+def _unencrypted(redis: Redis) -> Iterator[tuple[str, str]]:
+    """Files that show that TLS was meant, where it is off."""
+    for name in ("tls_ca_file", "tls_cert_file", "tls_key_file"):
+        if getattr(redis, name) and not redis.tls:
+            key = f"storage.redis.{name}"
+            yield key, f"{key}: given while storage.redis.tls is off, so nothing would be encrypted; set it to true"
 
 
 def _unreachable(settings: Settings) -> Iterator[tuple[str, str]]:

@@ -469,6 +469,11 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
             "storage.redis.password: given",
         ),
         (
+            {"storage.redis.tls_ca_file": "/ca.pem"},
+            "storage.redis.tls_ca_file: given while storage.redis.tls is off, so nothing would be encrypted; set it to",
+        ),
+        ({"storage.redis.tls_key_file": "/key.pem"}, "storage.redis.tls_key_file: given while storage.redis.tls is "),
+        (
             {"storage.redis.endpoint": "db:x"},
             "storage.redis.endpoint: 'db:x' is not host:port; an IPv6 address goes in",
         ),
