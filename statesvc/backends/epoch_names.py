@@ -29,8 +29,11 @@ def following(before: str) -> str:
 
 
 def floor_above(known: int, now: int) -> int:
-    """Above every token up to this one, and above all that have been forgotten, as far as the clock can tell."""
-    return max(now // 1000, known + TOKEN_STEP)
+    """Above every token up to this one, and above those given out since: no record is claimed a million times a second,
+    so the clock in microseconds is ahead of them. Only where it was set back, a step takes its place: a floor that is
+    ahead of the clock would be forgotten with the row that holds it."""
+    by_clock = now // 1000
+    return by_clock if by_clock > known else known + TOKEN_STEP
 
 
 @lru_cache(maxsize=16)

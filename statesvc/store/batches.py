@@ -121,8 +121,8 @@ class GroupCommit:
         """Is told what was committed, before those who wait for it hear of it."""
         self.added: Callable[[Unit], None] | None = None
         """Is told what was decided, as soon as it is; None while nobody wants to know."""
-        self.failed: Callable[[], None] = lambda: None
-        """Is told when decided writes did not happen."""
+        self.failed: list[Callable[[list[Unit]], None]] = []
+        """Are told which decided writes did not happen, before those who wait for them are."""
         self.await_orders: Callable[[], Awaitable[None] | None] = lambda: None
         """On a shared engine: what to wait for while it is not known whether writes may be taken; it raises when that
         stays so."""
@@ -227,12 +227,20 @@ class GroupCommit:
         follower, self._filling = self._filling, Batch()
         self._wake.clear()
         self._pending.clear()
-        self.failed()
+        self._tell_failed(batch, follower)
         batch.settle([], failure)
         follower.settle([], _follows(failure))
         # Both have failed before anyone hears of it: whoever goes on now must not decide on either.
         batch.tell()
         follower.tell()
+
+    def _tell_failed(self, *batches: Batch) -> None:
+        units = [unit for batch in batches for unit in batch.units]
+        for tell in self.failed:
+            try:
+                tell(units)
+            except Exception:  # as above
+                log.exception("failure_not_taken")
 
 
 class SharedCommit(GroupCommit):
@@ -318,7 +326,7 @@ class SharedCommit(GroupCommit):
         behind = self._take_waiting() if self._engine.side_by_side == 1 else []
         for each in (batch, *behind):
             self._forget_pending(each)
-        self.failed()
+        self._tell_failed(batch, *behind)
         batch.settle([], failure)
         for each in behind:
             each.settle([], _follows(failure))

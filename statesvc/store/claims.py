@@ -163,6 +163,15 @@ class Claims:
         """Those who wait for a kind's queue, and for single records, in the order they came."""
         self._fronts = Fronts(store)
         self._being_taken: set[Key] = set()
+        if store.engine.immediate:
+            store.commits.failed.append(self._undone)
+
+    def _undone(self, _: list[Unit]) -> None:
+        """What was taken, or was ready, in writes that did not happen: everybody looks again."""
+        self._fronts.forget()
+        for line in self._lines.values():
+            for waiting in line:
+                waiting.wake()
 
     def start_over(self) -> None:
         """Everything was replaced: what is ready is to be found anew."""

@@ -108,7 +108,6 @@ class Fronts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._fronts: dict[str, Front] = {}
-        store.commits.failed = self.forget
 
     def of(self, kind: str) -> Front:
         front = self._fronts.get(kind)

@@ -97,6 +97,7 @@ class Store:
         self.commits = group_commit(engine)
         self.clock = clock or Clock()
         self.leases = Leases(self.clock.steady)
+        self.commits.failed.append(self._undone)
         self._token_floor = 0
         self._sequence = Lines()
         self.reads = Reads(engine)
@@ -261,6 +262,15 @@ class Store:
         if isinstance(result, StateError):
             raise result
         return result
+
+    def _undone(self, units: list[Unit]) -> None:
+        """A lease that was seen in a write which did not happen is none, nor is a beat laid over that write: what is
+        stored counts, and has its full time anew."""
+        for key in {write.row.key for unit in units for write in unit} if self.leases else ():
+            self.leases.gone(key)
+            stored = self.engine.peek(key) if self.engine.immediate else None
+            if stored is not None:
+                self.leases.note(stored)
 
     # --- renewals --------------------------------------------------------------------------------------------------
 
