@@ -242,7 +242,9 @@ class _Lines:
             self._stream.flush()
             return
         data = line.encode(self._encoding, "backslashreplace")
-        if self._thread is None:
+        # A terminal with room for a letter says that it can be written to, and then makes whoever writes more wait. And
+        # what is begun must have room to wait for its end.
+        if self._thread is None and not self.on_terminal and len(data) <= WAITING_BYTES:
             data = _written_now(self._stream.fileno(), data)
         if data:
             self._let_wait(data)
@@ -250,9 +252,9 @@ class _Lines:
     def _let_wait(self, data: bytes) -> None:
         if self._dropped or self._waiting_bytes + len(data) > WAITING_BYTES:
             self._dropped += 1
-            return
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
+        else:
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
         if self._thread is None:
             thread = threading.Thread(target=self._write_what_waits, name="statesvc-log", daemon=True)
             thread.start()

@@ -22,9 +22,9 @@ def first() -> str:
     return os.urandom(8).hex()
 
 
-def following(before: str) -> str:
-    """Of what comes behind an epoch: its tokens are above all that were given out."""
-    floor = floor_above(token_floor(before), time.time_ns())
+def following(before: str, highest_token: int = 0) -> str:
+    """Of what comes behind an epoch, with rows that have tokens up to this one: its own are above all of them."""
+    floor = floor_above(max(token_floor(before), highest_token), time.time_ns())
     return f"{os.urandom(8).hex()}-{floor:x}"
 
 

@@ -84,6 +84,7 @@ def repair(data: Path | None) -> list[str]:
 def _failures_told() -> Iterator[None]:
     """In one line, with an exit code."""
     from statesvc.backends.port import DataCorrupt, EngineBroken
+    from statesvc_client.errors import Internal, NoSpace
 
     try:
         yield
@@ -91,6 +92,10 @@ def _failures_told() -> Iterator[None]:
         raise Damaged(str(corrupt)) from None
     except EngineBroken as broken:
         raise Broken(str(broken)) from None
+    except (NoSpace, Internal) as failed:
+        raise Broken(failed.text) from None
+    except OSError as failed:
+        raise Broken(f"{failed.filename or 'the store'}: {failed.strerror}; check the disk, then try again") from None
 
 
 def restore(data: Path | None, path: Path, told: Told) -> dict[str, Any]:

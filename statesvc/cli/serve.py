@@ -7,7 +7,7 @@ need: an agent starts this command and expects an answer on the socket a few hun
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,9 @@ def serve_command(ctx: click.Context, /, parent_fd: int | None, announce: bool |
     drained, 65 data corrupt, 69 engine unavailable, 73 unsafe path, 74 I/O failure, 75 another instance is
     running, 78 bad configuration.
     """
-    settings = load(_dotted(flags), serving=True).settings
+    loaded = load(_dotted(flags), serving=True)
+    settings = loaded.settings
+    _warn_of_hidden(loaded.hidden)
     wanted = sys.stdout.isatty() if announce is None else announce
     ctx.exit(_run(settings, parent_fd, partial(_announce, settings.backend) if wanted else None))
 
@@ -53,6 +55,13 @@ def serve_command(ctx: click.Context, /, parent_fd: int | None, announce: bool |
 def _dotted(flags: dict[str, Any]) -> dict[str, Any]:
     """log_level is a key of a section; the others are named as in the file."""
     return {name.replace("log_", "log."): value for name, value in flags.items()}
+
+
+def _warn_of_hidden(places: Sequence[Path]) -> None:
+    from statesvc import logs
+
+    for place in places:
+        logs.get(__name__).warning("configuration_not_seen", path=str(place), why="for want of permission")
 
 
 def _announce(backend: str, path: str) -> None:

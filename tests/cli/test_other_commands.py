@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from statesvc import __version__
+from statesvc import __version__, logs
+from statesvc.cli import serve as serving
 from statesvc.cli.app import COMMANDS
 from statesvc.cli.manual import manual
-from statesvc.config import sources
+from statesvc.config import Settings, sources
 from statesvc.config.model import leaves
+from statesvc.config.sources import Loaded
 from statesvc_client import wire
 from tests.cli.running import daemon, plain_environment, run
 
@@ -149,6 +152,17 @@ def test_config_tells_the_usual_places_it_may_not_look_at_and_verbs_do_without_t
     assert checked.err == shown.err == told
     assert json.loads(shown.out)["backend"] == "sqlite"
     assert "/run/statesvc/statesvc.sock" in asked.err
+
+
+def test_serve_tells_of_a_usual_place_it_may_not_look_at(tmp_path, monkeypatch):
+    place = tmp_path / "statesvc.yml"
+    monkeypatch.setattr(serving, "load", lambda *_, **__: Loaded(Settings(), {}, None, (place,)))
+    monkeypatch.setattr(serving, "_run", lambda *_: 0)
+    said: list[Any] = []
+    monkeypatch.setattr(logs, "_write", said.append)
+    assert run("serve").code == 0
+    (line,) = said
+    assert (line.level, line.event, line.values["path"]) == ("warning", "configuration_not_seen", str(place))
 
 
 def test_version_is_that_of_the_package():

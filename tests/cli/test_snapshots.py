@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 from pathlib import Path
@@ -160,6 +161,23 @@ def test_a_snapshot_from_elsewhere_fills_a_new_folder(damaged, tmp_path):
     assert (answer.code, "earlierFiles" in answer.record) == (0, False)
     with damaged.daemon():
         assert damaged.ask("get", "kept", "--kind", "kv").code == 0
+
+
+@pytest.mark.parametrize("file", ["log.db", "complete.new"])
+def test_a_disk_that_fails_is_named_in_one_line_and_the_old_files_stay(damaged, file, monkeypatch):
+    before, fsync = everything_in(damaged.data), os.fsync
+
+    def fails(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(f"incoming/{file}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    answer = damaged.alone("snapshot", "restore", "a.snapshot")
+    assert answer.code == 74
+    assert "Input/output error" in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert everything_in(damaged.data) == before
 
 
 def test_a_bad_snapshot_leaves_the_folder_as_it_was(damaged):

@@ -20,6 +20,7 @@ def test_a_store_that_never_lost_anything_begins_with_the_first_token(epoch: str
 
 def test_tokens_of_what_follows_are_above_the_clock():
     before = time.time_ns() // 1000
+    assert before > TOKEN_STEP
     floor = token_floor(following(first()))
     assert before <= floor <= time.time_ns() // 1000
 
@@ -30,9 +31,16 @@ def test_tokens_keep_growing_when_the_clock_is_set_back(monkeypatch: pytest.Monk
     assert token_floor(following(before)) == token_floor(before) + TOKEN_STEP
 
 
-def test_a_floor_is_above_what_is_known_and_what_the_clock_says():
+def test_a_floor_goes_by_the_clock_unless_that_is_behind_what_is_known():
     assert floor_above(5, 0) == 5 + TOKEN_STEP
     assert floor_above(5, 10**19) == 10**16
+    assert floor_above(10**16 - 1, 10**19) == 10**16
+    assert floor_above(10**16, 10**19) == 10**16 + TOKEN_STEP
+
+
+def test_tokens_of_rows_that_are_taken_over_are_known_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    assert token_floor(following(first(), 77)) == 77 + TOKEN_STEP
 
 
 def test_tokens_stay_what_every_client_can_count_to():

@@ -106,6 +106,26 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers_without_a_restart(
         assert names(client) == taken
 
 
+def test_what_a_full_disk_refused_is_never_served_nor_written_over_what_comes_next(folder, small_disk):
+    """Also when a renewal came in between, whose beat is kept in memory over the newest there is."""
+    with serving(folder, data=small_disk / "data") as daemon, daemon.connect() as one, daemon.connect() as other:
+        one.hello("one")
+        other.hello("other")
+        (lock,) = one.ask("claim", kind="lock", id="l", holder="one", ttl=60)["records"]
+        ballast = fill_up(small_disk)
+        one.send(
+            {"op": "update", "kind": "lock", "id": "l", "record": {"x": "refused", "pad": "p" * 100_000}},
+            {"op": "renew", "kind": "lock", "id": "l", "token": lock["lease"]["token"]},
+        )
+        assert {(reply["code"], reply["outcome"]) for reply in (one.reply(), one.reply())} == {
+            ("no_space", "not_applied")
+        }
+        ballast.unlink()
+        assert other.ask("update", kind="lock", id="l", record={"x": "taken"})["record"]["revision"] == 2
+        assert other.ask("get", kind="lock", id="l")["record"]["x"] == "taken"
+        assert other.ask("update", kind="lock", id="l", record={"y": 1})["record"]["x"] == "taken"
+
+
 def test_a_store_killed_on_a_full_disk_has_all_that_was_acknowledged(folder, small_disk):
     with serving(folder, data=small_disk / "data") as daemon, daemon.connect() as client:
         client.hello()

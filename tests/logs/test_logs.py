@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -247,6 +248,28 @@ def test_lines_beyond_the_bound_are_dropped_and_counted_where_they_are_missing(p
         kept.append(line["number"])
     assert kept == list(range(len(kept)))
     assert (line["event"], line["level"], line["count"]) == ("log_lines_dropped", "warning", 1000 - len(kept))
+    logs.get("x").info("afterwards")
+    assert json.loads(out.readline())["event"] == "afterwards"
+
+
+def test_nobody_waits_for_a_terminal_that_stands_still_either():
+    """It says that it can be written to as soon as it has room for a letter."""
+    reading, writing = pty.openpty()
+    with os.fdopen(reading) as out, os.fdopen(writing, "w") as into:
+        logs.configure("info", "json", into)
+        for number in range(1000):
+            logs.get("x").info("said", number=number, pad="x" * 500)
+        assert [json.loads(out.readline())["number"] for _ in range(1000)] == list(range(1000))
+        logs.finish()
+
+
+def test_a_line_beyond_the_bound_is_dropped_whole_and_told(pipe, monkeypatch):
+    monkeypatch.setattr(logs, "WAITING_BYTES", 100_000)
+    out, into = pipe
+    logs.configure("info", "json", into)
+    logs.get("x").info("said", pad="x" * 200_000)
+    assert json.loads(out.readline())["event"] == "log_lines_dropped"
+    logs.finish()
     logs.get("x").info("afterwards")
     assert json.loads(out.readline())["event"] == "afterwards"
 

@@ -8,12 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from statesvc.backends.epoch_names import token_floor
 from statesvc.backends.port import DataCorrupt, Query, Row
 from statesvc.backends.sqlite import SqliteEngine, restoring
 from statesvc.backends.sqlite.paths import Paths
@@ -66,6 +69,22 @@ async def test_a_loaded_store_is_served_at_once_and_after_a_restart(store):
     async with opened(store) as engine:
         assert engine.epoch == epoch
     assert await which(store) == "new"
+
+
+async def test_the_epoch_of_a_loaded_store_is_above_the_tokens_in_it(store, monkeypatch):
+    """Also where the clock is behind them: a loss may take the row that told of them."""
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+
+    async def rows():
+        yield [replace(row("a"), token=7), replace(row("b"), token=9)]
+        yield [row("c")]
+
+    async with opened(store) as engine:
+        await engine.load(rows())
+        assert token_floor(engine.epoch) > 9
+        epoch = engine.epoch
+    async with opened(store) as engine:
+        assert engine.epoch == epoch
 
 
 async def test_a_store_can_be_loaded_again_and_again(store):

@@ -29,9 +29,10 @@ async def load(namespace: Namespace, rows: AsyncIterator[list[Row]]) -> str:
     generation = _Generation(namespace)
     await generation.begin()
     batch: list[Argument] = []
-    size = 0
+    size = highest_token = 0
     async for some in rows:
         for row in some:
+            highest_token = max(highest_token, row.token)
             value = stored.pack(row)
             if batch and (len(batch) >= 3 * CALL_ROWS or size + len(value) > CALL_BYTES):
                 await generation.fill(batch)
@@ -40,7 +41,7 @@ async def load(namespace: Namespace, rows: AsyncIterator[list[Row]]) -> str:
             size += len(value)
     if batch:
         await generation.fill(batch)
-    epoch = epoch_names.following(namespace.known.epoch)
+    epoch = epoch_names.following(namespace.known.epoch, highest_token)
     await generation.switch(epoch)
     await namespace.learn()
     return epoch

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from statesvc_client.errors import Internal, NoSpace
 
 from ... import failpoints, logs
 from ...process.folders import sync_folder
+from .. import epoch_names
 from ..port import DataCorrupt, Row
 from .cache import Waiting
 from .disk import sync_file
@@ -53,9 +54,11 @@ class NewStore:
         self._state = StateFile(self._paths.state, self._log.epoch, self._log.start, new=True)
         self._waiting = Waiting()
         self._rows = 0
+        self._highest_token = 0
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         changes = [Change(None, row) for row in rows]
+        self._highest_token = max([self._highest_token, *(row.token for row in rows)])
         self._waiting.take(0, changes)
         self._rows += len(changes)
         if self._waiting.entries >= FILL_ROWS or self._waiting.bytes >= FILL_BYTES:
@@ -71,7 +74,9 @@ class NewStore:
         """Everything there is, onto the disk. The log begins behind the rows: they cannot be made again from it."""
         start = End(max(1, self._rows), self._log.start.digest)
         self._write(start)
-        self._log.begin_new_epoch(self._log.epoch, start)
+        epoch = epoch_names.following(self._log.epoch, self._highest_token)
+        self._state.expect_epoch(epoch)
+        self._log.begin_new_epoch(epoch, start)
         self._state.close()
         self._log.close()
 
