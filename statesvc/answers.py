@@ -95,6 +95,7 @@ class Session:
         "ack_last",
         "caller",
         "connection",
+        "epoch",
         "is_leaving",
         "is_lost",
         "last_seq",
@@ -104,6 +105,8 @@ class Session:
     def __init__(self, connection: Peerage, caller: Caller = NOT_INTRODUCED) -> None:
         self.connection = connection
         self.caller = caller
+        self.epoch: str | None = None
+        """The one it was told of when it said hello."""
         self._waits: Waits | None = None
         self._watches: dict[wire.RequestId, Lasting] | None = None
         self._awaited: asyncio.Future[None] | None = None
@@ -114,6 +117,10 @@ class Session:
         self.last_seq = 0
         self.stopped_at: int | None = None
         """The write that failed and must come again before any later one."""
+
+    def unknown_epoch(self, now: str) -> str | None:
+        """The epoch, when it has begun since this one said hello: a restore keeps connections."""
+        return None if self.epoch in (None, now) else now
 
     @property
     def waits(self) -> Waits:

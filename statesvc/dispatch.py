@@ -211,6 +211,7 @@ class Dispatcher:
         session.caller = session.caller._replace(
             said_hello=True, client=request.client or "", name=request.name or "", boot_id=request.boot_id
         )
+        session.epoch = self._store.engine.epoch
         session.ack_last = request.ack == "last"
         session.last_seq, session.stopped_at = 0, None
         if request.client:

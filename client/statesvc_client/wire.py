@@ -199,7 +199,7 @@ class Claim(Write, tag="claim"):
         "Take a lease: on one record by `id`, which is made when absent; or by `filter` on the best ready records of a "
         "queue, which move to their claimed state. Nothing ready is an empty reply, after `wait` seconds at most."
     )
-    reply_fields = ("jobs", "duplicate")
+    reply_fields = ("jobs", "duplicate", "epoch")
     codes = ("bad_request", "invalid_transition")
 
     filter: Fields | None = None
@@ -215,7 +215,7 @@ class Claim(Write, tag="claim"):
 
 class Renew(Write, tag="renew", kw_only=True):
     purpose = "Keep a lease, and report progress: `record` is a patch."
-    reply_fields = ("lease", "cancelRequested", "revision")
+    reply_fields = ("lease", "cancelRequested", "revision", "epoch")
     codes = ("bad_request", "lease_lost", "invalid_transition")
 
     token: Token

@@ -29,7 +29,7 @@ class LeaseHandlers:
     async def _claim(self, request: wire.Claim, session: Session) -> Answer:
         replayed = session.admit(request)
         claimed = await self._claims.claim(request, session.caller, session.waits, replayed=replayed)
-        reply = succeeded(request, duplicate=claimed.duplicate)
+        reply = succeeded(request, duplicate=claimed.duplicate, epoch=self._epoch(session))
         # Whoever runs a job needs all of it, secrets included: a claim is a read as well.
         put_records(reply, request.kind, [row.body for row in claimed.rows])
         return replied(reply, request)
@@ -43,4 +43,9 @@ class LeaseHandlers:
         session.admit(request)
         kept, after = await self._store.renew(request)
         reply = succeeded(request, lease=kept.lease, cancel_requested=kept.cancel_requested, revision=kept.row.revision)
+        reply.epoch = self._epoch(session)
         return replied(reply, request, after)
+
+    def _epoch(self, session: Session) -> str | None:
+        """A lease belongs to an epoch: whoever gets or keeps one has to know which."""
+        return session.unknown_epoch(self._store.engine.epoch)

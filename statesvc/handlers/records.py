@@ -97,7 +97,7 @@ class RecordHandlers:
         if decided.duplicate_of is not None:
             reply = succeeded(request, duplicate=True, revision=decided.duplicate_of)
         elif type(request) is wire.Renew:
-            reply = succeeded(request)
+            reply = succeeded(request, epoch=session.unknown_epoch(self._store.engine.epoch))
             _put_lease(reply, row)
         else:
             reply = succeeded(request)

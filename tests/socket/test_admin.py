@@ -66,6 +66,23 @@ async def test_a_restore_begins_a_new_epoch_which_the_next_hello_tells(daemon, c
     assert (await admin.ok("list"))["asOf"].startswith(told)
 
 
+async def test_a_lease_taken_or_kept_after_a_restore_names_its_epoch_to_those_who_said_hello_before(
+    daemon, client, admin
+):
+    await client.ok("create", kind="kv", id="a", record={})
+    await admin.ok("snapshot", path="s.snapshot")
+    assert "epoch" not in await client.ok("claim", kind="lock", id="early")
+    told = (await admin.ok("restore", path="s.snapshot"))["epoch"]
+    claimed = await client.ok("claim", kind="lock", id="l")
+    assert claimed["epoch"] == told
+    token = claimed["records"][0]["lease"]["token"]
+    assert (await client.ok("renew", kind="lock", id="l", token=token))["epoch"] == told
+    assert (await client.ok("renew", kind="lock", id="l", token=token, record={"x": 1}))["epoch"] == told
+    later = await daemon.client("later")
+    assert "epoch" not in await later.ok("renew", kind="lock", id="l", token=token)
+    assert "epoch" not in await later.ok("renew", kind="lock", id="l", token=token, record={"x": 2})
+
+
 async def test_a_restore_that_another_daemons_overtook_ends_every_connection(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
