@@ -331,6 +331,14 @@ DISK = (
         "        self._log.begin_anew()\n",
         ("test_a_restore_begins_a_new_epoch_which_the_next_hello_tells[memory]",),
     ),
+    Mutant(
+        "refused_write_kept_in_memory",
+        "what a full disk refused stays laid over the record, and is written with whatever comes next",
+        "statesvc/store/store.py",
+        "        self.commits.failed.append(self._undone)\n",
+        "",
+        ("test_what_a_full_disk_refused_is_never_served_nor_written_over_what_comes_next",),
+    ),
 )
 
 # --- rules -----------------------------------------------------------------------------------------------------------
