@@ -70,7 +70,7 @@ counts: $(VENV)/dev.stamp ## Count what a request takes beside what is usual; CO
 faults: $(VENV)/dev.stamp ## Attack the promises for some minutes; FAULTS_ARGS=--full takes hours
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
-soak: $(VENV)/dev.stamp ## An hour of load with a fault a minute; SOAK_ARGS="--minutes 600" makes it a night
+soak: $(VENV)/dev.stamp ## An hour of load with a fault a minute, after half an hour to warm up; SOAK_ARGS="--minutes 600" makes it a night
 	$(BIN)/python -m tests.faults.soak $(SOAK_ARGS)
 
 fuzz: $(VENV)/dev.stamp $(VENV)/fuzz.stamp ## Millions of broken frames, and the coverage-guided fuzzer

@@ -57,8 +57,9 @@ class Size:
 
     minutes: float = 60.0
     """After the warm-up."""
-    warm_up: float = 10.0
-    """Minutes that are not compared."""
+    warm_up: float = 30.0
+    """Minutes that are not compared. What Python's allocator keeps of a burst grows by steps of a few MiB until it has
+    seen all of them at once, which takes some twenty minutes; from then on it stays."""
     fault_seconds: float = 60.0
     sample_seconds: float = 5.0
     rate: float = 300.0
