@@ -13,6 +13,7 @@ from statesvc.backends.dynamodb import engine as engines
 from statesvc.backends.dynamodb import whole
 from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.dynamodb.layout import meta_key
+from statesvc.backends.dynamodb.registry import Seen
 from statesvc.backends.dynamodb.tables import describe
 from statesvc.backends.dynamodb.whole import Whole
 from statesvc.backends.port import Query, Row
@@ -298,6 +299,34 @@ async def test_kinds_are_named_anew_when_everything_was_replaced(place: Place):
         await fill(two, [row("since", kind="kv")])
         async with place.opened() as third:
             assert await third.kinds() == ["job", "kv"]
+
+
+@pytest.mark.parametrize("who", ["following the log", "listing kinds"])
+async def test_a_look_that_lags_behind_a_load_does_not_bring_kinds_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, who: str
+):
+    async with place.opened() as engine:
+        await fill(engine, [row("old"), row("old", kind="kv")])
+        registry = engine._open.registry
+        before, look = await registry.look(), registry.look
+        await in_haste(engine).load(pieces(row("new")))
+
+        async def lags(*, consistent: bool = True) -> Seen:
+            return await look() if consistent else before
+
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "look", lags)
+            if who == "listing kinds":
+                assert await engine.kinds() == ["job"]
+            else:
+                with pytest.raises(Unavailable, match="replaced"):
+                    await engine._life.tails.look(consistent=False)
+        async with asyncio.timeout(LONG):
+            while await is_barred(engine):
+                await asyncio.sleep(0.01)
+        await fill(engine, [row("since", kind="kv")])
+        async with place.opened() as other:
+            assert await other.kinds() == ["job", "kv"]
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------

@@ -23,16 +23,20 @@ class KnownKinds:
         self._fetcher = fetcher
         self._registry = registry
         self._recent = recent
+        self._epoch = ""
         self._named: set[str] = set()
         self._witness: dict[str, str] = {}
 
-    def take_in(self, seen: Seen) -> None:
-        self._named |= seen.kinds
-
-    def forget(self) -> None:
-        """Everything was replaced: what is there now is named anew."""
+    def begin(self, epoch: str) -> None:
+        """Another epoch: everything was replaced, and what is there now is named anew."""
+        self._epoch = epoch
         self._named.clear()
         self._witness.clear()
+
+    def take_in(self, seen: Seen) -> None:
+        """A look that lags behind a load shows what was named before it; what one shows meanwhile is about to go."""
+        if seen.meta is not None and seen.meta.epoch == self._epoch and not seen.meta.loading:
+            self._named |= seen.kinds
 
     def not_named(self, kinds: set[str]) -> set[str]:
         """Those that have to be named before there may be records of them."""

@@ -99,7 +99,6 @@ class Opened:
             if meta_of(seen).epoch != self.life.epoch:
                 await self.life.end()
                 self.recent.clear()
-                self.kinds.forget()
                 await self._begin_life(seen)
             self._barred = ""
 
@@ -118,6 +117,7 @@ class Opened:
 
     async def _begin_life(self, seen: Seen) -> None:
         life = Life(self.fetcher, self.registry, meta_of(seen).epoch, self._options, self.recent)
+        self.kinds.begin(life.epoch)
         self.kinds.take_in(seen)
         try:
             await life.begin(seen, self._looked)
