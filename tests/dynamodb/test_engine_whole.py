@@ -13,11 +13,12 @@ from statesvc.backends.dynamodb import engine as engines
 from statesvc.backends.dynamodb import whole
 from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.dynamodb.layout import meta_key
+from statesvc.backends.dynamodb.opening import meta_of
 from statesvc.backends.dynamodb.registry import Seen
 from statesvc.backends.dynamodb.tables import describe
 from statesvc.backends.dynamodb.whole import Whole
 from statesvc.backends.port import Query, Row
-from statesvc_client.errors import StateError, Unavailable
+from statesvc_client.errors import Gone, StateError, Unavailable
 from tests.dynamodb.asking import make_table
 from tests.dynamodb.engines import Place, in_haste, place_at, whole_log
 from tests.dynamodb.servers import Tables
@@ -279,6 +280,21 @@ async def test_a_daemon_that_stood_still_while_everything_was_replaced_commits_n
         with pytest.raises(Unavailable, match="replaced"):
             await two.commit([born("late")])
         assert await rows_of(one) == [row("new")]
+
+
+@pytest.mark.parametrize("how_far", ["begun", "done"])
+async def test_rows_that_are_being_read_are_gone_when_others_take_their_place(place: Place, how_far: str):
+    async with place.opened() as one, place.opened() as two:
+        await fill(one, [row("old"), row("old", kind="kv")])
+        pages = (await two.dump()).rows
+        assert await anext(pages) == [row("old")]
+        here, fresh = in_haste(one)._open, pieces(row("new"), row("new", kind="kv"))
+        if how_far == "begun":
+            await here.whole.begin(fresh, meta_of(await here.registry.look()))
+        else:
+            await one.load(fresh)
+        with pytest.raises(Gone, match="replaced while it was being read"):
+            await anext(pages)
 
 
 async def test_what_another_put_aside_and_never_loaded_goes_with_the_next_load(place: Place):

@@ -189,9 +189,10 @@ class DynamodbEngine(Engine):
 
     async def dump(self) -> Dump:
         here = self._open
-        cursor = await here.life.following.position()
+        life = here.life
+        cursor = await life.following.position()
         total = await here.whole.count(await here.kinds.living())
-        return Dump(cursor, total, here.whole.rows())
+        return Dump(cursor, total, here.whole.rows(life.epoch))
 
     async def load(self, rows: AsyncIterator[list[Row]]) -> None:
         self._replacing = True

@@ -86,7 +86,17 @@ class Registry:
 
     async def ping(self) -> None:
         """Raises unless a read works now."""
-        await self._fetcher.read("GetItem", {"TableName": self._table, "Key": meta_key(), "ConsistentRead": True})
+        await self._stored_meta()
+
+    async def is_at(self, epoch: str) -> bool:
+        """Whether what is stored is of that epoch, and nothing is to take its place."""
+        meta = _meta_of(await self._stored_meta())
+        return meta.epoch == epoch and not meta.loading
+
+    async def _stored_meta(self) -> Item:
+        request = {"TableName": self._table, "Key": meta_key(), "ConsistentRead": True}
+        reply = await self._fetcher.read("GetItem", request)
+        return dict(reply.get("Item", {}))
 
     async def found(self, *, walked: bool) -> Seen:
         """What is there; a registry that is not there yet is begun."""

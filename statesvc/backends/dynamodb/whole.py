@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from statesvc_client.errors import StateError, Unavailable
+from statesvc_client.errors import Gone, StateError, Unavailable
 
 from ... import logs
 from .. import epoch_names
@@ -87,10 +87,13 @@ class Whole:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    async def rows(self) -> AsyncIterator[list[Row]]:
-        """Every row, tombstones included, each as it is when its turn comes."""
+    async def rows(self, epoch: str) -> AsyncIterator[list[Row]]:
+        """Every row, tombstones included, each as it is when its turn comes. Raises `Gone` when others take their
+        place: what was read before the registry says so is whole, for nothing is deleted until then."""
         for table in (self._tables.jobs, self._tables.companion):
             async for found in self._fetcher.scanned(table):
+                if not await self._registry.is_at(epoch):
+                    raise Gone("the store was replaced while it was being read; begin again")
                 if found:
                     yield [row for row, _ in found]
 
