@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
+import msgspec
 import pytest
 
+from statesvc.backends.dynamodb import calls, fetching, whole
 from statesvc.backends.dynamodb import engine as engines
-from statesvc.backends.dynamodb import whole
+from statesvc.backends.dynamodb.calls import ConditionFailed, Lost
+from statesvc.backends.dynamodb.clock import elapsed
 from statesvc.backends.dynamodb.engine import DynamodbEngine
 from statesvc.backends.dynamodb.layout import meta_key
 from statesvc.backends.dynamodb.opening import meta_of
-from statesvc.backends.dynamodb.registry import Seen
+from statesvc.backends.dynamodb.registry import Overtaken, Seen
 from statesvc.backends.dynamodb.tables import describe
 from statesvc.backends.dynamodb.whole import Whole
 from statesvc.backends.port import Query, Row
 from statesvc_client.errors import Gone, StateError, Unavailable
 from tests.dynamodb.asking import make_table
 from tests.dynamodb.engines import Place, in_haste, place_at, whole_log
-from tests.dynamodb.servers import Tables
+from tests.dynamodb.servers import Call, Fault, Tables, TroubledEndpoint
 from tests.engines.rows import after, born, commit, fill, row
 
 LONG = 60.0
@@ -187,21 +191,100 @@ async def test_a_load_that_failed_half_way_is_finished_by_a_daemon_that_runs(
         assert await running.check() == []
 
 
-async def test_a_piece_of_a_load_that_is_throttled_for_long_is_tried_on(place: Place, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("operation", "trouble"), [("BatchWriteItem", "throttled"), ("PutItem", "throttled"), ("PutItem", "lost")]
+)
+async def test_a_step_of_a_load_that_is_throttled_for_long_is_tried_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, operation: str, trouble: str
+):
+    """Each one, of those that put and delete and of those that tell others."""
     monkeypatch.setattr(whole, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(whole, "STEP_SECONDS", 0.0)
+    tries: Counter[bytes] = Counter()
     async with place.opened() as engine:
         await fill(engine, [row("old")])
-        throttled, write_all = [Unavailable("DynamoDB throttles writes")] * 3, engine._open.fetcher.write_all
+        here = in_haste(engine)._open
+        call = here.fetcher.call
 
-        async def reluctantly(table: str, requests: Sequence[Any]) -> None:
-            if throttled and table == place.tables.jobs:
-                raise throttled.pop()
-            await write_all(table, requests)
+        async def reluctantly(asked: str, request: dict[str, Any], **how: Any) -> dict[str, Any]:
+            step = msgspec.json.encode(request)
+            if asked != operation or here.whole._under_way is None or tries[step] == 2:
+                return await call(asked, request, **how)
+            tries[step] += 1
+            if trouble == "lost":
+                with suppress(ConditionFailed):
+                    await call(asked, request, **how)
+                raise Lost("no reply came")
+            raise Unavailable("DynamoDB throttles writes")
 
-        engine._open.fetcher.write_all = reluctantly  # type: ignore[method-assign]
-        await engine.load(pieces(row("new")))
-        assert not throttled
-        assert await rows_of(engine) == [row("new")]
+        monkeypatch.setattr(here.fetcher, "call", reluctantly)
+        await engine.load(pieces(row("new"), row("new", kind="kv")))
+        assert len(tries) >= 3
+        assert set(tries.values()) == {2}
+        assert await rows_of(engine) == [row("new"), row("new", kind="kv")]
+
+
+@asynccontextmanager
+async def cut_off_in_a_load(
+    place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch, *troubles: Fault
+) -> AsyncIterator[tuple[TroubledEndpoint, DynamodbEngine]]:
+    """An engine whose loads get into trouble when they begin to delete. Its own time for a call is long."""
+    monkeypatch.setattr(whole, "PAUSE_SECONDS", 0.01)
+    empty = Whole._empty
+    with TroubledEndpoint(endpoint) as proxy:
+        async with place.opened(endpoint=proxy.url, timeout_seconds=10 * LONG) as engine:
+
+            async def cut_off(self: Whole, epoch: str) -> None:
+                if self is here.whole:
+                    proxy.only = frozenset({"BatchWriteItem"})
+                    proxy.next(*troubles)
+                    proxy.calls.clear()
+                await empty(self, epoch)
+
+            here = in_haste(engine)._open
+            monkeypatch.setattr(Whole, "_empty", cut_off)
+            yield proxy, engine
+
+
+async def test_nothing_of_a_load_is_sent_when_another_may_have_taken_it_over(
+    place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch
+):
+    fresh = [row(f"job-{number}", uid="loaded", revision=5) for number in range(3)]
+    async with cut_off_in_a_load(place, endpoint, monkeypatch, *["lose"] * 10_000) as (proxy, loader):
+        await fill(loader, [row(each.id) for each in fresh])
+        with monkeypatch.context() as patched:
+            patched.setattr(whole, "SENT_SECONDS", 0.5)
+            loading = asyncio.create_task(loader.load(pieces(*fresh)))
+            async with asyncio.timeout(LONG):
+                while Call("BatchWriteItem", "lose") not in proxy.calls:
+                    await asyncio.sleep(0.01)
+                proxy.only = None
+                while Call("PutItem", "lose") not in proxy.calls:
+                    await asyncio.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(whole, "ABANDONED_SECONDS", 0.0)
+            other = place.engine()
+            await other.open()
+        proxy.calm()
+        with pytest.raises(Overtaken):
+            await loading
+        assert await rows_of(other) == fresh
+        await other.close()
+
+
+async def test_nothing_of_a_load_is_sent_after_a_sleep_until_it_was_said_that_it_goes_on(
+    place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch
+):
+    async with cut_off_in_a_load(place, endpoint, monkeypatch, "lose") as (proxy, loader):
+        await fill(loader, [row("old")])
+        for module in (calls, fetching, whole):
+            # The machine sleeps for an hour while a request is lost.
+            monkeypatch.setattr(module, "elapsed", lambda: elapsed() + 3600.0 * proxy.faults["lose"])
+        await loader.load(pieces(row("new")))
+        told = [call for call in proxy.calls if call.operation in {"BatchWriteItem", "PutItem"}]
+        lost = told.index(Call("BatchWriteItem", "lose"))
+        assert [call.operation for call in told[lost + 1 :]][:2] == ["PutItem", "BatchWriteItem"]
+        assert await rows_of(loader) == [row("new")]
 
 
 async def test_nothing_is_deleted_while_another_daemon_still_commits_or_anybody_reads(

@@ -137,7 +137,6 @@ class _Call:
     __slots__ = (
         "body",
         "corrected",
-        "deadline",
         "least",
         "operation",
         "renewed",
@@ -146,14 +145,15 @@ class _Call:
         "tries",
         "trouble",
         "unsure",
+        "until",
     )
 
-    def __init__(self, operation: str, request: dict[str, Any], seconds: float, now: float) -> None:
+    def __init__(self, operation: str, request: dict[str, Any], seconds: float) -> None:
+        self.until = elapsed() + seconds
         self.operation = operation
         self.body = msgspec.json.encode(request)
         self.table = _table_of(request)
         self.seconds = seconds
-        self.deadline = now + seconds
         self.least = min(LEAST_SECONDS, seconds * LEAST_SHARE)
         self.tries = 0
         self.unsure = False
@@ -161,10 +161,16 @@ class _Call:
         self.corrected = False
         self.renewed = False
 
+    @property
+    def left(self) -> float:
+        """Seconds that are left. They pass while the machine sleeps, too: nothing is sent later than was meant."""
+        return self.until - elapsed()
+
     def gave_up(self, url: str) -> Exception:
         """What is raised at the deadline."""
         where = url.partition("://")[2]
-        text = f"DynamoDB at {where} did not do {self.operation} within {self.seconds:g} s: {_WORDS[self.trouble]}"
+        within = f"{round(self.seconds, 2):g} s"
+        text = f"DynamoDB at {where} did not do {self.operation} within {within}: {_WORDS[self.trouble]}"
         return Lost(text) if self.unsure else Unavailable(text)
 
     def not_done(self, text: str) -> Exception:
@@ -237,14 +243,13 @@ class Calls:
         Raises what `faults` lists; `Unavailable` when it was surely not done, or only asked; `Lost` when a write was
         sent and nobody can tell whether it was applied.
         """
-        loop = asyncio.get_running_loop()
-        call = _Call(operation, request, self._access.timeout_seconds if seconds is None else seconds, loop.time())
+        call = _Call(operation, request, self._access.timeout_seconds if seconds is None else seconds)
         while True:
             body = await self._try(call)
             if body is not None:
                 return body
             self.repeated[call.trouble] += 1
-            spare = call.deadline - loop.time() - call.least
+            spare = call.left - call.least
             if spare <= 0:
                 raise call.gave_up(self._opened().found.url)
             await asyncio.sleep(min(_pause_before(call.tries), spare))
@@ -252,7 +257,7 @@ class Calls:
     async def _try(self, call: _Call) -> dict[str, Any] | None:
         """One try; None when it is worth another one."""
         call.tries += 1
-        if not await self._connection_is_free(call.deadline):
+        if not await self._connection_is_free(call.left):
             call.trouble = "busy"
             return None
         try:
@@ -273,11 +278,11 @@ class Calls:
             raise Unavailable("the connections to DynamoDB are closed")
         return self._parts
 
-    async def _connection_is_free(self, deadline: float) -> bool:
+    async def _connection_is_free(self, seconds: float) -> bool:
         if not self._free.locked():
             return await self._free.acquire()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(seconds):
                 return await self._free.acquire()
         except TimeoutError:
             return False
@@ -287,7 +292,7 @@ class Calls:
         if held is not None:
             return held
         try:
-            async with asyncio.timeout_at(call.deadline):
+            async with asyncio.timeout(call.left):
                 return await parts.identity.wait()
         except TimeoutError:
             raise call.not_done("credentials for DynamoDB could not be had in time") from None
@@ -303,22 +308,21 @@ class Calls:
             # need, and whether it was applied is hard to find out. It looks in one turn, and may tell in the next.
             for _ in range(2):
                 await asyncio.sleep(0)
-        now = asyncio.get_running_loop().time()
-        end = min(call.deadline, now + _try_seconds(call.seconds))
-        if end - now <= call.least / 2:
+        seconds = min(call.left, _try_seconds(call.seconds))
+        if seconds <= call.least / 2:
             return None
         signed, sent = self.now(), elapsed()
         headers = parts.signer.headers(call.operation, call.body, credentials, signed)
         self.made[call.operation] += 1
         try:
             async with (
-                asyncio.timeout_at(end),
+                asyncio.timeout(seconds),
                 parts.session.post(
                     parts.found.url,
                     data=_payload(call.body),
                     headers=headers,
                     allow_redirects=False,
-                    timeout=_connecting_within(end - now),
+                    timeout=_connecting_within(seconds),
                 ) as answer,
             ):
                 body = await answer.read()
@@ -380,7 +384,7 @@ class Calls:
     async def _take_others(self, parts: _Parts, call: _Call, credentials: Credentials, refused: Refused) -> None:
         """Credentials may have been replaced where they come from. They are looked for once a call."""
         try:
-            async with asyncio.timeout_at(call.deadline):
+            async with asyncio.timeout(call.left):
                 others = None if call.renewed else await parts.identity.other_than(credentials)
         except (TimeoutError, Unavailable):
             others = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from statesvc_client.errors import Internal, Outcome, Unavailable
 from ... import logs
 from ..port import Key, Row
 from .calls import Calls, ConditionFailed, Failed, InvalidRequest, Lost, NoSuchTable
+from .clock import elapsed
 from .items import Adopt, fits_a_key, is_expired, key_of, row_of
 from .layout import PK, SK, Item, Tables
 
@@ -108,7 +108,7 @@ class Fetcher:
         for table, key in asked:
             left.setdefault(table, {"Keys": [], "ConsistentRead": True})["Keys"].append(key)
         found: list[Item] = []
-        async for _ in _tries(self._seconds):
+        async for _ in _tries(elapsed() + self._seconds):
             reply = await self.read("BatchGetItem", {"RequestItems": left})
             for items in reply.get("Responses", {}).values():
                 found += items
@@ -172,15 +172,18 @@ class Fetcher:
             return failed.item or {PK: item[PK], SK: item[SK]}
         return None
 
-    async def write_all(self, table: str, requests: Sequence[dict[str, Any]]) -> None:
-        """Put or delete items without a condition, as many as there are; doing it again does no harm."""
+    async def write_all(self, table: str, requests: Sequence[dict[str, Any]], *, until: float | None = None) -> None:
+        """Put or delete items without a condition, as many as there are; doing it again does no harm. Nothing is sent
+        after `until`, a time of `elapsed`; without one each piece has the time that is configured."""
         for start in range(0, len(requests), WRITE_ITEMS):
-            await self._write_piece({table: list(requests[start : start + WRITE_ITEMS])})
+            piece = {table: list(requests[start : start + WRITE_ITEMS])}
+            await self._write_piece(piece, elapsed() + self._seconds if until is None else until)
 
-    async def _write_piece(self, left: dict[str, Any]) -> None:
-        async for _ in _tries(self._seconds):
+    async def _write_piece(self, left: dict[str, Any], until: float) -> None:
+        async for _ in _tries(until):
             try:
-                reply = await self.call("BatchWriteItem", {"RequestItems": left})
+                seconds = max(0.0, until - elapsed())
+                reply = await self.call("BatchWriteItem", {"RequestItems": left}, seconds=seconds)
             except Lost:
                 raise Unavailable("DynamoDB did not answer in time", outcome="unknown") from None
             left = reply.get("UnprocessedItems") or {}
@@ -201,11 +204,12 @@ def _outcome(failed: Failed) -> Outcome:
     return "unknown" if failed.unsure else "not_applied"
 
 
-async def _tries(seconds: float) -> AsyncIterator[None]:
-    """Once, and then again and again within that time, with pauses by chance: everybody is throttled at once."""
-    until, pause = time.monotonic() + seconds, FIRST_PAUSE
+async def _tries(until: float) -> AsyncIterator[None]:
+    """Once, and then again and again until then, with pauses by chance: everybody is throttled at once."""
+    pause = FIRST_PAUSE
     yield
-    while time.monotonic() < until:
-        await asyncio.sleep(random.uniform(0, pause))
-        pause = min(2 * pause, LONGEST_PAUSE)
+    await asyncio.sleep(random.uniform(0, pause))
+    while elapsed() < until:
         yield
+        pause = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(random.uniform(0, pause))

@@ -29,6 +29,10 @@ EPOCH, FORMAT_NAME, OLDEST, LOADING, WALKED = "epoch", "format", "oldest", "load
 LOADER, STEPS = "loader", "steps"
 
 
+class Overtaken(Unavailable):
+    """Another daemon came first: it replaces everything, or goes on with the load that was ours."""
+
+
 class Meta(NamedTuple):
     epoch: str
     format: int
@@ -113,8 +117,8 @@ class Registry:
         if meta is not None and not meta.walked:
             await self.begin_anew(meta._replace(walked=True), meta)
 
-    async def begin_anew(self, meta: Meta, before: Meta) -> None:
-        """Put another meta item in the place of the one that was seen."""
+    async def begin_anew(self, meta: Meta, before: Meta, *, seconds: float | None = None) -> None:
+        """Put another meta item in the place of the one that was seen. May be done again when no reply came."""
         expected = {EPOCH: {"S": before.epoch}}
         if before.loading:
             expected |= {LOADER: {"S": before.loader}, STEPS: {"N": str(before.steps)}}
@@ -130,10 +134,10 @@ class Registry:
             "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
         }
         try:
-            await self._fetcher.call("PutItem", request)
+            await self._fetcher.call("PutItem", request, seconds=seconds)
         except ConditionFailed as failed:
             if failed.item is None or _meta_of(failed.item) != meta:
-                raise Unavailable("another daemon replaced everything at the same time: try again") from None
+                raise Overtaken("another daemon replaced everything at the same time: try again") from None
         except Lost:
             raise Unavailable("DynamoDB did not answer in time", outcome="unknown") from None
 

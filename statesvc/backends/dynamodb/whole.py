@@ -15,7 +15,8 @@ import asyncio
 import os
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,10 +27,11 @@ from ... import logs
 from .. import epoch_names
 from ..port import Row
 from .building import hint_item
+from .clock import elapsed
 from .fetching import WRITE_ITEMS, Fetcher
 from .items import binary, check_fits, item_of
 from .layout import BY_DUE, BY_WALK, JOB, META, PK, REGISTRY, SK, Item, Tables, traits_of
-from .registry import FORMAT, Meta, Registry
+from .registry import FORMAT, Meta, Overtaken, Registry
 
 log = logs.get(__name__)
 
@@ -41,6 +43,10 @@ STEP_SECONDS = 1.0
 
 ABANDONED_SECONDS = 30.0
 """How long a load must stand still until another daemon takes it over."""
+
+SENT_SECONDS = ABANDONED_SECONDS / 2
+"""How long after it was said that a load goes on something of it may be sent. The rest of the time is for what is on
+its way then: nothing may arrive once another has taken the load over, for it is put and deleted without a condition."""
 
 PAUSE_SECONDS = 1.0
 """Between two tries of a piece."""
@@ -79,7 +85,8 @@ class Whole:
         """After so long every daemon has heard of a load, and what it was committing has ended."""
         self._under_way: Meta | None = None
         """The load this daemon is at, as the registry has it."""
-        self._said = 0.0
+        self._said = float("-inf")
+        """When that was begun to be said last, by a clock that goes on while the machine sleeps: others count on."""
 
     @property
     def _tables(self) -> Tables:
@@ -146,17 +153,17 @@ class Whole:
         await self.finish(ours)
 
     async def _go_on(self) -> None:
-        """Say that the load goes on; raises when another has taken it over."""
-        meta = self._under_way
-        if meta is None or time.monotonic() - self._said < STEP_SECONDS:
+        """Say that the load goes on; raises `Overtaken` when another has taken it over."""
+        meta, now = self._under_way, elapsed()
+        if meta is None or now - self._said < STEP_SECONDS:
             return
         following = meta._replace(steps=meta.steps + 1)
-        await self._registry.begin_anew(following, meta)
-        self._under_way, self._said = following, time.monotonic()
+        await self._registry.begin_anew(following, meta, seconds=SENT_SECONDS)
+        self._under_way, self._said = following, now
 
     async def finish(self, meta: Meta) -> None:
         """Do what the registry says is to be done, by us."""
-        self._under_way, self._said = meta, time.monotonic()
+        self._under_way, self._said = meta, float("-inf")
         epoch = meta.loading
         await self._until_left()
         await self._empty(epoch)
@@ -165,9 +172,9 @@ class Whole:
             await self._put(some, epoch)
             kinds.update(row.kind for row in some)
         for kind in sorted(kinds):
-            await self._registry.name_kind(kind)
+            await self._tried_on(partial(self._registry.name_kind, kind))
         after = Meta(epoch, FORMAT, FORMAT, "", meta.walked)
-        await self._registry.begin_anew(after, self._under_way)
+        await self._tried_on(partial(self._registry.begin_anew, after, self._under_way))
         self._under_way = None
         try:
             await self._clear(epoch)
@@ -180,7 +187,7 @@ class Whole:
         while time.monotonic() < until:
             if not any(lane.holder for lane in (await self._registry.look()).lanes.values()):
                 return
-            await self._go_on()
+            await self._tried_on(self._go_on)
             await asyncio.sleep(LEFT_LOOK_SECONDS)
 
     async def _put_aside(self, rows: AsyncIterator[list[Row]], epoch: str) -> None:
@@ -229,12 +236,20 @@ class Whole:
             await self._write_piece(table, requests[start : start + WRITE_ITEMS])
 
     async def _write_piece(self, table: str, requests: Sequence[dict[str, Any]]) -> None:
-        """Tried for longer than a client's request is. In between it is said that the load goes on."""
+        async def said_and_sent() -> None:
+            await self._go_on()
+            await self._fetcher.write_all(table, requests, until=self._said + SENT_SECONDS)
+
+        await self._tried_on(said_and_sent)
+
+    async def _tried_on(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Tried for longer than a client's request is, unless another has taken the load over."""
         until = time.monotonic() + PIECE_SECONDS
         while True:
-            await self._go_on()
             try:
-                return await self._fetcher.write_all(table, requests)
+                return await attempt()
+            except Overtaken:
+                raise
             except Unavailable:
                 if time.monotonic() >= until:
                     raise
@@ -253,7 +268,7 @@ class Whole:
             await self._write(self._tables.jobs, [_deletion({key: item[key]}) for item in items])
         request = {"TableName": self._tables.companion, "ProjectionExpression": f"{PK}, {SK}"}
         async for items in self._fetcher.pages("Scan", request | {"ConsistentRead": True}):
-            await self._go_on()
+            await self._tried_on(self._go_on)
             going = [_deletion({PK: item[PK], SK: item[SK]}) for item in items if _goes(item, epoch)]
             await self._write(self._tables.companion, going)
 
