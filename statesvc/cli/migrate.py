@@ -226,7 +226,8 @@ def _told(report: Report, move: _Move) -> dict[str, Any]:
 
 def _next(report: Report) -> str:
     if report.already:
-        return "it was completed before; nothing was done"
+        frozen = "; the target is frozen: let it take writes with `statesvc thaw` there" if report.target_frozen else ""
+        return f"it was completed before; nothing was done{frozen}"
     if report.complete:
         frozen = "the source is frozen" if report.source_frozen else "the source takes writes too"
         return f"the target has taken over: {frozen}; start daemons on the target"

@@ -89,6 +89,8 @@ class Report(Struct, kw_only=True, rename="camel"):
     already: bool = False
     """It had before; nothing was done."""
     source_frozen: bool = False
+    target_frozen: bool = False
+    """It takes no writes: the move is not complete, or it was found so afterwards, which is not for us to end."""
     equal: bool = False
     """Nothing differed when both sides were read last."""
     differing: int = 0
@@ -126,6 +128,7 @@ class Migration:
         marker = await self._admitted(replace=replace)
         if marker.completed_at is not None:
             return await self._earlier(marker)
+        self._report.target_frozen = True
         if marker.cursor is None:
             await self._copy(marker)
         await self._follow(marker)
@@ -195,7 +198,9 @@ class Migration:
                 f"the target took over at {marker.completed_at}, and the source was written to since: "
                 "give --replace to have all of the target removed and moved again"
             )
-        return convert({**(marker.report or {}), "already": True}, Report)
+        report = convert({**(marker.report or {}), "already": True}, Report)
+        report.target_frozen = await self._target.is_frozen()
+        return report
 
     async def _moved_on(self, cursor: Cursor) -> bool:
         """Whether records of the source changed behind a place in its log."""
@@ -337,7 +342,7 @@ class Migration:
         await self._follow(marker)
         compared = await self._settled(marker)
         self._report.token_floor = await self._target.raise_floor(compared.floor)
-        self._report.complete = True
+        self._report.complete, self._report.target_frozen = True, False
         self._report.seconds, self._report.frozen_seconds = self._elapsed(self._began), self._elapsed(began)
         marker.report = self._kept()
         if failpoints.armed:

@@ -412,6 +412,22 @@ def test_people_get_a_table_of_counts_and_digests(serving, there):
     assert "the target has taken over: the source is frozen" in lines[-1]
 
 
+def test_a_target_that_was_frozen_since_it_took_over_is_left_so_and_said_to_be(home, there):
+    with home.daemon():
+        fill(home, 3)
+    source = f"sqlite:{home.data}"
+    assert migrate(source, there, "--cut-over").record["targetFrozen"] is False
+    again = migrate(source, there, "--cut-over").record
+    assert (again["targetFrozen"], again["next"]) == (False, "it was completed before; nothing was done")
+    with there.daemon():
+        assert there.ask("freeze").code == 0
+    again = migrate(source, there, "--cut-over").record
+    assert again["targetFrozen"] is True
+    assert "the target is frozen: let it take writes with `statesvc thaw` there" in again["next"]
+    with there.daemon():
+        assert there.ask("create", "x").code == 5
+
+
 def test_a_terminal_sees_how_far_it_is(home, there):
     parent, child = pty.openpty()
     with home.daemon():

@@ -62,6 +62,7 @@ async def test_everything_arrives_as_it_was(source: Place, target: Place):
     before = await fill(source)
     report = await moved(source, target)
     assert (report.complete, report.equal, report.source_frozen, report.differing) == (True, True, True, 0)
+    assert not report.target_frozen
     assert {kind: sides["target"].rows for kind, sides in report.kinds.items()} == {
         "_dedupe": 1,
         "job": MANY + 1,
@@ -93,7 +94,7 @@ async def test_what_is_written_meanwhile_arrives_too(source: Place, target: Plac
         await writer.open()
         writing = asyncio.create_task(write_on(writer))
     first = await moved(source, target, cut_over=False)
-    assert (first.complete, first.source_frozen) == (False, False)
+    assert (first.complete, first.source_frozen, first.target_frozen) == (False, False, True)
     await done.wait()
     if writing is not None:
         await writing
@@ -459,7 +460,7 @@ async def test_a_completed_move_is_told_again_and_the_target_is_left_alone(folde
     async with other.open() as engine:
         await put(engine, record("job-1", revision=50))
     again = await moved(folder, other)
-    assert again.already
+    assert (again.already, again.target_frozen) == (True, False)
     assert (again.whole, again.complete) == (first.whole, True)
     assert (await other.rows())["job", "job-1"].revision == 50
 
@@ -544,7 +545,8 @@ async def test_a_freeze_that_an_admin_ordered_after_the_move_is_left_alone(folde
     assert not await held.is_frozen()
     await held.freeze()
     await held.close()
-    assert (await moved(folder, other)).already
+    report = await moved(folder, other)
+    assert (report.already, report.target_frozen) == (True, True)
     held = await other.holding()
     assert await held.is_frozen()
     await held.close()
