@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from statesvc.backends.dynamodb.calls import Calls, Cancelled, ConditionFailed, InvalidRequest, Lost, NoSuchTable
+from statesvc.backends.dynamodb.calls import (
+    ON_ITS_WAY_SECONDS,
+    Calls,
+    Cancelled,
+    ConditionFailed,
+    InvalidRequest,
+    Lost,
+    NoSuchTable,
+)
+from statesvc.backends.dynamodb.whole import ABANDONED_SECONDS, SENT_SECONDS
 from statesvc_client.errors import Unavailable
 from tests.dynamodb.asking import ENDS_SECONDS, answering, calling, get, make_table, put, until
 from tests.dynamodb.servers import Tables, TroubledEndpoint, refusal
@@ -195,6 +205,23 @@ async def test_a_call_without_time_is_not_made(trouble, calls: Calls, table: str
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_given_up_is_not_sent_on_for_long(endpoint: str, tables: Tables, monkeypatch) -> None:
+    """By the kernel, which goes on after a connection was closed: until the network works again, otherwise."""
+    made: list[int] = []
+    connect = asyncio.get_running_loop().sock_connect
+
+    async def noted(sock: socket.socket, address: Any) -> None:
+        made.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        await connect(sock, address)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", noted)
+    async with calling(endpoint) as calls:
+        await make_table(calls, tables.jobs)
+    assert made
+    assert set(made) == {1000 * ON_ITS_WAY_SECONDS}
+    assert SENT_SECONDS + ON_ITS_WAY_SECONDS < ABANDONED_SECONDS
 
 
 async def test_there_are_never_more_connections_than_configured(trouble, table: str) -> None:

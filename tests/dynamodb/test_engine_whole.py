@@ -226,10 +226,11 @@ async def test_a_step_of_a_load_that_is_throttled_for_long_is_tried_on(
 
 @asynccontextmanager
 async def cut_off_in_a_load(
-    place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch, *troubles: Fault
+    place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> AsyncIterator[tuple[TroubledEndpoint, DynamodbEngine]]:
-    """An engine whose loads get into trouble when they begin to delete. Its own time for a call is long."""
+    """An engine whose loads lose so many requests when they begin to delete. Its own time for a call is long."""
     monkeypatch.setattr(whole, "PAUSE_SECONDS", 0.01)
+    troubles: list[Fault] = ["lose"] * lost
     empty = Whole._empty
     with TroubledEndpoint(endpoint) as proxy:
         async with place.opened(endpoint=proxy.url, timeout_seconds=10 * LONG) as engine:
@@ -250,7 +251,7 @@ async def test_nothing_of_a_load_is_sent_when_another_may_have_taken_it_over(
     place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
     fresh = [row(f"job-{number}", uid="loaded", revision=5) for number in range(3)]
-    async with cut_off_in_a_load(place, endpoint, monkeypatch, *["lose"] * 10_000) as (proxy, loader):
+    async with cut_off_in_a_load(place, endpoint, monkeypatch, 10_000) as (proxy, loader):
         await fill(loader, [row(each.id) for each in fresh])
         with monkeypatch.context() as patched:
             patched.setattr(whole, "SENT_SECONDS", 0.5)
@@ -275,7 +276,7 @@ async def test_nothing_of_a_load_is_sent_when_another_may_have_taken_it_over(
 async def test_nothing_of_a_load_is_sent_after_a_sleep_until_it_was_said_that_it_goes_on(
     place: Place, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ):
-    async with cut_off_in_a_load(place, endpoint, monkeypatch, "lose") as (proxy, loader):
+    async with cut_off_in_a_load(place, endpoint, monkeypatch, 1) as (proxy, loader):
         await fill(loader, [row("old")])
         for module in (calls, fetching, whole):
             # The machine sleeps for an hour while a request is lost.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+import socket
 import time
 import zlib
 from collections import Counter
@@ -85,6 +86,10 @@ CONNECT_SECONDS = 3.0
 
 TRY_SHARE, LEAST_TRY_SECONDS, MOST_TRY_SECONDS = 1 / 3, 1.0, 10.0
 """What one try may take of the time a call has, so that a connection nobody answers on is not waited for to the end."""
+
+ON_ITS_WAY_SECONDS = 10.0
+"""How long the machine goes on sending what nobody confirms to have received, on a connection that was closed by us,
+too. Otherwise a request that was given up may arrive when a broken network works again, minutes later."""
 
 LARGE_BYTES = 512 * 1024
 
@@ -219,7 +224,9 @@ class Calls:
         import aiohttp
 
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._access.connections, ssl=found.tls or True),
+            connector=aiohttp.TCPConnector(
+                limit=self._access.connections, ssl=found.tls or True, socket_factory=_made_socket
+            ),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "statesvc"},
@@ -418,6 +425,13 @@ class Calls:
         if now - self._throttled_logged >= THROTTLED_LOG_SECONDS:
             self._throttled_logged = now
             log.warning("dynamodb_throttled", calls=self.repeated["throttled"] + 1)
+
+
+def _made_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(ON_ITS_WAY_SECONDS * 1000))
+    return made
 
 
 def _try_seconds(seconds: float) -> float:

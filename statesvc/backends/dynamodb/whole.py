@@ -46,7 +46,8 @@ ABANDONED_SECONDS = 30.0
 
 SENT_SECONDS = ABANDONED_SECONDS / 2
 """How long after it was said that a load goes on something of it may be sent. The rest of the time is for what is on
-its way then: nothing may arrive once another has taken the load over, for it is put and deleted without a condition."""
+its way then (see `calls.ON_ITS_WAY_SECONDS`): nothing may arrive once another has taken the load over, for it is put
+and deleted without a condition."""
 
 PAUSE_SECONDS = 1.0
 """Between two tries of a piece."""
