@@ -31,14 +31,14 @@ EVICT_STEPS = 64
 
 
 class Read:
-    """A question under way. What own writes touch meanwhile, its answer cannot speak about."""
+    """A question under way. What own writes touch until its answer has come, it cannot speak about."""
 
     __slots__ = ("doubted", "overflowed", "touched")
 
-    def __init__(self, doubted: Iterable[str] = ()) -> None:
+    def __init__(self, doubted: Iterable[str], touched: Iterable[str]) -> None:
         self.doubted = set(doubted)
         """Records whose true state was wanted before it was asked and still is: its answer tells, whatever is known."""
-        self.touched: set[str] = set()
+        self.touched = set(touched)
         self.overflowed = False
         """Records were let go meanwhile, perhaps some it has spoken about."""
 
@@ -249,8 +249,9 @@ class Cache:
 
     # --- what the daemon says --------------------------------------------------------------------------------------
 
-    def begin_read(self) -> Read:
-        read = Read(self.wanted)
+    def begin_read(self, *, flushed: bool = True) -> Read:
+        """Whoever asks without having the writes made before decided first may be answered before they are."""
+        read = Read(self.wanted, () if flushed else self.own)
         self._reads.append(read)
         return read
 

@@ -174,7 +174,7 @@ class Learner:
             self.fetch_wanted()
             return reply
         cache = self._desk.caches[message.get("kind", "job")]
-        read = self._desk.with_lock(cache.begin_read)
+        read = self._desk.with_lock(partial(cache.begin_read, flushed=False))
         try:
             reply = await asked
             self._desk.with_lock(lambda: self._learn(message["op"], message, reply, read))

@@ -41,6 +41,8 @@ class ScriptedDaemon:
         """Take and apply, but say nothing."""
         self.deaf = False
         """Do not even read."""
+        self.thinking = False
+        """Find answers to questions, but keep them back."""
         self.refuse_hello: Frame | None = None
         self.on_frame: Callable[[Frame], None] = lambda _: None
         self._server: asyncio.Server | None = None
@@ -48,6 +50,8 @@ class ScriptedDaemon:
         self._heard = asyncio.Event()
         self._owed: tuple[asyncio.StreamWriter, int] | None = None
         """The last write that silence has kept from being acknowledged."""
+        self.thought: list[tuple[asyncio.StreamWriter, Frame]] = []
+        """The answers that are kept back."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, self.path, limit=64 * 1024 * 1024)
@@ -86,6 +90,8 @@ class ScriptedDaemon:
                     self._say(writer, self.refuse_hello or self._welcome())
                 elif "seq" in frame:
                     stopped = self._write(frame, client, writer, each=each, stopped=stopped)
+                elif self.thinking:
+                    self.thought.append((writer, self._read(frame)))
                 else:
                     self._say(writer, self._read(frame))
                 self.on_frame(frame)
@@ -130,6 +136,13 @@ class ScriptedDaemon:
         if self._owed is not None:
             (writer, seq), self._owed = self._owed, None
             self._say(writer, {"success": True, "acked": seq})
+
+    def answer(self) -> None:
+        """Say at last what was thought."""
+        self.thinking = False
+        for writer, reply in self.thought:
+            self._say(writer, reply)
+        self.thought.clear()
 
     def _apply(self, frame: Frame, client: str) -> None:
         key = (client, frame["seq"])

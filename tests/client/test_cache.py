@@ -68,6 +68,25 @@ def test_what_was_wanted_is_learned_whatever_was_known():
     assert not cache.wanted
 
 
+@pytest.mark.parametrize("uid", ["u1", None], ids=["in doubt", "of a life that was never told"])
+def test_an_answer_cannot_speak_about_a_write_that_was_under_way_when_it_was_asked(uid):
+    cache = Cache("job", 100)
+    read = cache.begin_read()
+    cache.learn(record("j", 4, n=0) if uid else {"uuid": "j", "n": 0}, read)
+    cache.end_read(read)
+    if uid:
+        cache.wanted["j"] = None
+    write = update("j", n=1)
+    cache.note(write)
+    late = cache.begin_read(flushed=False)
+    cache.applied_all([write])
+    cache.learn(record("j", 4, n=0), late)  # the daemon had answered before it took the write
+    assert shown(cache)["n"] == 1
+    cache.learn_absent("j", late)
+    assert shown(cache)["n"] == 1
+    assert list(cache.wanted) == ["j"][: bool(uid)], "a doubt stays"
+
+
 def test_an_answer_that_was_asked_for_before_the_doubt_does_not_bring_back_what_is_older():
     cache = warmed(record("j", revision=7))
     late = cache.begin_read()

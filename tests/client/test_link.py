@@ -470,6 +470,25 @@ async def test_the_true_record_is_read_after_a_rejection(scripted):
         assert held(state, "j")["owner"] == "another"
 
 
+async def test_what_was_acknowledged_is_shown_whatever_an_answer_says_that_was_given_before(scripted):
+    scripted.records["j"] = {"uuid": "j", "uid": "u1", "revision": 1, "n": 0}
+    async with store(scripted, warm=False) as state:
+        state.create(
+            {"uuid": "j", "n": 0}
+        )  # its uid is not told, so nothing but the order of things says what is older
+        await state.flush()
+        scripted.silent = scripted.thinking = True
+        state.update("j", n=1)
+        question = {"op": "get", "jobId": "j"}
+        answer = asyncio.create_task(state._core.ask(question, asyncio.get_running_loop().time() + 30))
+        await scripted.until(lambda: bool(scripted.thought) and len(scripted.frames) == 2)
+        scripted.speak()
+        await state.flush(30)
+        scripted.answer()
+        await answer
+        assert held(state, "j")["n"] == 1
+
+
 # --- bounds ----------------------------------------------------------------------------------------------------------
 
 
