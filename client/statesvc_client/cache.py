@@ -33,7 +33,7 @@ EVICT_STEPS = 64
 class Read:
     """A question under way. What own writes touch until its answer has come, it cannot speak about."""
 
-    __slots__ = ("doubted", "overflowed", "touched")
+    __slots__ = ("doubted", "overflowed", "touched", "void")
 
     def __init__(self, doubted: Iterable[str], touched: Iterable[str]) -> None:
         self.doubted = set(doubted)
@@ -41,6 +41,8 @@ class Read:
         self.touched = set(touched)
         self.overflowed = False
         """Records were let go meanwhile, perhaps some it has spoken about."""
+        self.void = False
+        """The store began another life meanwhile: its answer may be of the one before."""
 
 
 class Cache:
@@ -212,6 +214,13 @@ class Cache:
         self.images.start_over()
         self.followed = self.listing = False
 
+    def start_over(self) -> None:
+        """The store began another life: what was asked in the one before tells nothing any more."""
+        self.complete = False
+        self.images.start_over()
+        for read in self._reads:
+            read.void = True
+
     def distrust(self) -> None:
         """The daemon may have lost what it told: nothing is shown of it but what own writes stand on, and that is asked
         for once they are decided."""
@@ -265,7 +274,7 @@ class Cache:
         `forced` after a change of epoch, where older may be true.
         """
         id = record.get(self.id_field)
-        if not isinstance(id, str) or id in self.own or id in read.touched:
+        if not isinstance(id, str) or not self._can_tell(id, read):
             return
         known = self.views.get(id)
         is_doubted = forced or id in read.doubted or id in self.images.guessed
@@ -278,10 +287,14 @@ class Cache:
         self.images.read(id)
 
     def learn_absent(self, id: str, read: Read) -> None:
-        if id not in self.own and id not in read.touched:
+        if self._can_tell(id, read):
             self._note_over(id, self.views.get(id))
             self._show_absent(id)
             self.images.read(id)
+
+    def _can_tell(self, id: str, read: Read) -> bool:
+        """Whether an answer can speak about a record."""
+        return not (read.void or id in self.own or id in read.touched)
 
     def _note_over(self, id: str, seen: Seen) -> None:
         """What was seen is not there any more."""

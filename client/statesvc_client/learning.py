@@ -69,8 +69,7 @@ class Learner:
         """State the daemon had acknowledged may be lost: what the caches hold has to be read anew, and what is not read
         as a whole is let go."""
         for cache in self._desk.caches.values():
-            cache.complete = False
-            cache.images.start_over()
+            self._desk.with_lock(cache.start_over)
             if not self._options.warm or cache.kind not in self._options.kinds:
                 self._desk.with_lock(cache.distrust)
         if self._options.warm:
@@ -168,9 +167,11 @@ class Learner:
     async def learn_from(self, message: dict[str, Any], asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         """The answer, once the cache has taken in what it says."""
         if is_numbered(message["op"]) and message["op"] != "delete":
+            epochs = self._desk.tally.epochs
             reply = await asked
             self._desk.tally.duplicates += bool(reply.get("duplicate"))
-            self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply))
+            if epochs == self._desk.tally.epochs:  # otherwise it may tell of what was lost since
+                self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply))
             self.fetch_wanted()
             return reply
         cache = self._desk.caches[message.get("kind", "job")]

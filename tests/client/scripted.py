@@ -31,6 +31,8 @@ class ScriptedDaemon:
         self.order: list[int] = []
         """The seqs in the order they were applied."""
         self.records: dict[str, Frame] = {}
+        self.tells: dict[str, Frame] = {}
+        """What else is said to a call that writes, by its op."""
         self.failures: dict[int, list[Frame]] = {}
         """Replies to give to a seq instead of taking it, used up one by one."""
         self.cut_before: set[int] = set()
@@ -47,8 +49,9 @@ class ScriptedDaemon:
         self.on_frame: Callable[[Frame], None] = lambda _: None
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._links: set[asyncio.StreamWriter] = set()
         self._heard = asyncio.Event()
-        self._owed: tuple[asyncio.StreamWriter, int] | None = None
+        self._owed: tuple[asyncio.StreamWriter, Frame] | None = None
         """The last write that silence has kept from being acknowledged."""
         self.thought: list[tuple[asyncio.StreamWriter, Frame]] = []
         """The answers that are kept back."""
@@ -65,6 +68,11 @@ class ScriptedDaemon:
 
     def cut_all(self) -> None:
         for writer in list(self._writers):
+            writer.transport.abort()
+
+    def cut_link(self) -> None:
+        """Cut the connections of outboxes alone: those of calls stay."""
+        for writer in self._links & self._writers:
             writer.transport.abort()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -87,6 +95,8 @@ class ScriptedDaemon:
                 if frame["op"] == "hello":
                     client, each = frame["client"], frame["ack"] == "each"
                     self.hellos.append(frame)
+                    if not each:
+                        self._links.add(writer)
                     self._say(writer, self.refuse_hello or self._welcome())
                 elif "seq" in frame:
                     stopped = self._write(frame, client, writer, each=each, stopped=stopped)
@@ -124,18 +134,19 @@ class ScriptedDaemon:
             self.cut_after.discard(seq)
             self._heard.set()
             raise ConnectionAbortedError
-        elif not self.silent:
-            self._say(writer, {"success": True} if each else {"success": True, "acked": seq})
+        taken = {**self.tells.get(frame["op"], {}), "success": True} if each else {"success": True, "acked": seq}
+        if not self.silent:
+            self._say(writer, taken)
         else:
-            self._owed = (writer, seq)
+            self._owed = (writer, taken)
         return False
 
     def speak(self) -> None:
         """Say at last what silence has kept back."""
         self.silent = False
         if self._owed is not None:
-            (writer, seq), self._owed = self._owed, None
-            self._say(writer, {"success": True, "acked": seq})
+            (writer, taken), self._owed = self._owed, None
+            self._say(writer, taken)
 
     def answer(self) -> None:
         """Say at last what was thought."""

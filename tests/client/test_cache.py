@@ -120,6 +120,18 @@ def test_after_a_loss_nothing_is_shown_but_what_own_writes_stand_on():
     assert shown(cache)["revision"] == 2
 
 
+def test_what_was_asked_before_a_loss_tells_nothing_after_it():
+    cache = warmed(record("there"))
+    late = cache.begin_read()
+    cache.start_over()
+    cache.learn(record("lost", revision=9), late)
+    cache.learn_absent("there", late)
+    assert list(cache.views) == ["there"]
+    assert not cache.complete
+    cache.learn(record("made"), cache.begin_read())
+    assert list(cache.views) == ["there", "made"]
+
+
 def test_a_rejected_write_is_taken_back_and_later_ones_stay():
     cache = warmed(record("j", status="RUNNING"))
     bad, good = update("j", status="PENDING", pid=1), update("j", note="kept")

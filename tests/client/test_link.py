@@ -13,6 +13,7 @@ from statesvc_client.desk import Desk
 from statesvc_client.errors import Denied, InvalidTransition, NotFound, StateError, Unavailable
 from statesvc_client.link import LOOKS, Silence
 from tests.client.conftest import held, until, until_soon
+from tests.client.test_following import shows
 
 FAST = {"connect_seconds": 10.0, "close_seconds": 10.0}
 
@@ -314,6 +315,44 @@ async def test_a_new_epoch_lets_go_of_records_that_are_not_followed(scripted):
             state.get("j")
         await state.fetch("j")
         assert held(state, "j")["a"] == 2
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_an_answer_of_the_epoch_before_brings_nothing_back(scripted, warm):
+    async with store(scripted, warm=warm) as state:
+        scripted.records["j"] = {"uuid": "j", "revision": 9, "uid": "u", "a": 9}
+        scripted.thinking = True
+        answer = asyncio.create_task(state.call("get", jobId="j"))
+        await scripted.until(lambda: bool(scripted.thought))
+        scripted.thinking = False
+        scripted.records["j"] = {"uuid": "j", "revision": 2, "uid": "u", "a": 2}
+        scripted.epoch = "epoch-2"
+        scripted.cut_link()
+        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        if warm:
+            await until_soon(lambda: shows(state, "j"), "the cache to be read anew")
+        scripted.answer()
+        assert (await answer)["job"]["a"] == 9
+        if not warm:
+            with pytest.raises(NotCached):
+                state.get("j")
+            await state.fetch("j")
+        assert held(state, "j")["a"] == 2
+
+
+async def test_what_a_call_wrote_in_the_epoch_before_is_not_shown(scripted):
+    scripted.tells["retry"] = {"job": {"uuid": "j", "revision": 9, "uid": "u", "a": 9}}
+    async with store(scripted, warm=False) as state:
+        scripted.silent = True
+        answer = asyncio.create_task(state.call("retry", jobId="j"))
+        await scripted.until(lambda: len(scripted.frames) == 1)
+        scripted.epoch = "epoch-2"
+        scripted.cut_link()
+        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        scripted.speak()
+        assert (await answer)["job"]["a"] == 9
+        with pytest.raises(NotCached):
+            state.get("j")
 
 
 def test_a_store_that_has_nothing_to_do_sleeps(daemon, monkeypatch):
