@@ -354,8 +354,8 @@ class Core:
         except FlushTimeout as late:
             log.warning("leaving: %s", late)
         finally:  # also when the one who leaves is cancelled
-            self.report = await self._let_go()
-        return self.report
+            report = await self._let_go()
+        return report
 
     def _close_without_loop(self) -> CloseReport:
         """The loop was closed first. Its tasks cannot be awaited any more, only what they held be let go."""
@@ -371,8 +371,11 @@ class Core:
 
     async def _let_go(self) -> CloseReport:
         report = self._take_stock()
-        await self._tear_down()
-        self._tell_what_is_left(report)
+        try:
+            await self._tear_down()
+        finally:  # what was counted is true, and told once, also when the one who leaves is cancelled here
+            self.report = report
+            self._tell_what_is_left(report)
         return report
 
     def _take_stock(self) -> CloseReport:

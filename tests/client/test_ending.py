@@ -239,6 +239,33 @@ async def test_one_who_is_cancelled_while_closing_does_not_cancel_the_others(scr
         await first
 
 
+async def test_one_who_is_cancelled_while_the_store_lets_go_leaves_a_true_report(scripted, tmp_path, monkeypatch):
+    told: list[Any] = []
+    state = await StateStore.connect(
+        scripted.path, connect_seconds=30, spool=tmp_path / "spool", on_unflushed=told.append
+    )
+    scripted.silent = True
+    state.create({"uuid": "j"})
+    letting_go = asyncio.Event()
+
+    async def never_ends() -> None:
+        letting_go.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(state._core._calls, "close", never_ends)
+    first = asyncio.create_task(state.close(0))
+    await asyncio.wait_for(letting_go.wait(), 30)
+    second = asyncio.create_task(state.close())
+    await asyncio.sleep(0)
+    first.cancel()
+    report = await asyncio.wait_for(second, 30)
+    assert (report.unflushed, report.spooled) == (1, True)
+    assert told == [report]
+    assert await state.close() is report
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
 NEVER_SERVES = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
 
 
