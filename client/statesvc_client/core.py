@@ -394,6 +394,7 @@ class Core:
             self.safely(self.options.on_unflushed, report)
 
     async def _tear_down(self) -> None:
+        self._sending = None  # it was meant to end: nobody who still waits for the store begins it again
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

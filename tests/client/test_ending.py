@@ -17,6 +17,7 @@ import pytest
 
 from statesvc_client import Closed, FlushTimeout, SpawnFailed, StateStore, blocking
 from statesvc_client.backoff import Backoff
+from statesvc_client.errors import Unavailable
 from statesvc_client.face import Face
 from statesvc_client.options import Options
 from tests.client.conftest import plain_environment, until, until_soon
@@ -330,6 +331,24 @@ async def test_a_store_whose_beginning_is_cancelled_twice_still_stops_its_daemon
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(beginning, 30)
     await until_soon(lambda: has_ended(said[0]), "the daemon to end")
+
+
+async def test_a_store_that_could_not_begin_leaves_no_sender_behind_though_others_use_it(socket_folder):
+    state = StateStore.connect(socket_folder / "none", connect_seconds=0.05, require_connection=True)
+    core = state._core
+
+    async def use() -> None:
+        while True:
+            await core.begin()
+            await asyncio.sleep(0)
+
+    starting = asyncio.create_task(core.start())
+    await asyncio.sleep(0)
+    with pytest.raises(Closed):
+        await asyncio.wait_for(use(), 30)
+    with pytest.raises(Unavailable):
+        await starting
+    assert not [task for task in asyncio.all_tasks() if task in core._tasks]
 
 
 # --- the loop was closed first ---------------------------------------------------------------------------------------
