@@ -37,7 +37,7 @@ class Answer(dict[str, Any]):
 
 
 def epoch_of(reply: dict[str, Any]) -> str | None:
-    """The epoch that was told on the connection an answer came over; None where nobody knows."""
+    """The epoch an answer is of; None where nobody knows."""
     return reply.epoch if isinstance(reply, Answer) else None
 
 
@@ -50,6 +50,7 @@ class _Line:
         self._client = new_client_id()
         self._seq = 0
         self._epoch: str | None = None
+        """What was told last on this connection: by its hello, or since, for a restore goes by without ending it."""
         self.asking = Asking(path, check_peer)
 
     async def ask(self, message: dict[str, Any], progress: _Progress) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class _Line:
         reply = decoded(line)
         if reply.success:
             answer = Answer(_decode(line))
-            answer.epoch = self._epoch
+            answer.epoch = self._epoch = reply.epoch or self._epoch
             return answer
         error = error_of(reply)
         error.record = _decode(line).get("job", _decode(line).get("record"))

@@ -279,6 +279,7 @@ class Renewer:
         if reply.success and sent is not None:
             self._backoff.reset()
             kept.lease.confirm(sent, cancel_requested=reply.cancel_requested)
+            kept.lease.lose_to(reply.epoch)  # told where it is another than our hello heard of
             kept.due = sent + kept.lease.ttl / RENEWALS_PER_TTL
             return
         error = error_of(reply)

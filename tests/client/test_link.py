@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from statesvc_client import Closed, FlushTimeout, Job, NotCached, OutboxFull, StateStore, blocking
+from statesvc_client.calls import epoch_of
 from statesvc_client.desk import Desk
 from statesvc_client.errors import Denied, InvalidTransition, NotFound, StateError, Unavailable
 from statesvc_client.link import LOOKS, Silence
@@ -455,6 +456,17 @@ async def test_calls_run_side_by_side_and_connections_are_used_again(scripted):
         before = len(scripted.hellos)
         await asyncio.gather(*(state.call("list") for _ in range(20)))
         assert len(scripted.hellos) == before <= 9
+
+
+async def test_an_answer_is_of_the_epoch_it_tells_and_so_are_those_that_come_behind_it(scripted):
+    async with store(scripted, warm=False) as state:
+        assert epoch_of(await state.call("retry", jobId="j")) == "epoch-1"
+        scripted.tells["renew"] = {"epoch": "epoch-2"}  # restored, with every connection kept
+        for op in ("renew", "retry"):
+            assert epoch_of(await state.call(op, jobId="j", token=1)) == "epoch-2"
+        scripted.epoch = "epoch-3"
+        scripted.cut_all()
+        assert epoch_of(await state.call("retry", jobId="j")) == "epoch-3"
 
 
 async def test_snake_case_keywords_are_spelled_as_the_wire_does(scripted):

@@ -94,6 +94,25 @@ async def test_a_claim_that_waited_is_confirmed_by_the_life_of_the_store_it_was_
     assert lease.lost != good
 
 
+async def test_a_lease_is_of_the_epoch_its_claim_tells_whatever_its_connection_was_told_before(scripted):
+    """A restore goes by without ending a connection."""
+    lease = {"token": 7, "holder": "me", "ttl": 600.0}
+    scripted.tells["claim"] = {"records": [{"id": "x", "lease": lease}], "epoch": "epoch-2"}
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        await state.call("ping")
+        async with state.lock("x", ttl=600) as lock:
+            assert lock._claimed().epoch == "epoch-2"
+
+
+@pytest.mark.parametrize(("taken", "good"), [("epoch-2", True), ("epoch-1", False)])
+async def test_a_claim_that_waited_is_confirmed_over_another_connection_that_heard_of_no_restore(scripted, taken, good):
+    scripted.tells["renew"] = {"epoch": "epoch-2"}
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        await state.call("ping")
+        lease = Lease("lock", "x", 7, "me", 600.0, sent=lease_module.clock(), epoch=taken)
+        assert await claiming._is_confirmed(state._core, lease) == good
+
+
 def test_listeners_are_told_once_and_late_ones_at_once():
     lease = Lease("lock", "x", 7, "me", 10.0, sent=0.0)
     told: list[str] = []
@@ -154,6 +173,38 @@ def test_however_many_leases_are_due_at_once_they_are_renewed_over_one_connectio
                     lines.write(json.dumps({"success": True, "requestId": asked["requestId"]}).encode() + b"\n")
                     lines.flush()
                 until(lambda: all(lease.deadline > due + 600.0 for lease in leases), "all of them to be renewed")
+        finally:
+            renewer.close()
+
+
+def test_a_renewal_that_tells_of_another_epoch_loses_the_leases_of_the_one_before(socket_folder: Path):
+    """The connection was opened in the first epoch and outlived a restore; one lease is older than that, one is not."""
+    path = str(socket_folder / "restored")
+    renewer = Renewer(path, Options(), lambda _: None)
+    due = lease_module.clock() - 300.0
+    leases = [Lease("lock", epoch, 7, "me", 600.0, sent=due, epoch=epoch) for epoch in ("e1", "e2")]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen()
+        listening.settimeout(SECONDS)
+        renewer.keep(leases[0])
+        connection, _ = listening.accept()
+        try:
+            with connection, connection.makefile("rwb") as lines:
+                connection.settimeout(SECONDS)
+
+                def answer(**told: Any) -> None:
+                    asked = json.loads(lines.readline())
+                    lines.write(json.dumps({"success": True, "requestId": asked.get("requestId", ""), **told}).encode())
+                    lines.write(b"\n")
+                    lines.flush()
+
+                answer(epoch="e1")
+                renewer.keep(leases[1])
+                for _ in leases:
+                    answer(epoch="e2")
+                until(lambda: leases[0].lost and leases[1].deadline > due + 600.0, "both answers to be taken")
+                assert not leases[1].lost
         finally:
             renewer.close()
 
