@@ -5,6 +5,8 @@ Owns the connections calls use and their exactly-once. Must not know the outbox 
 A connection carries one call at a time and is used again afterwards; a call that waits holds up no other. Each has its
 own client id, so a call that writes is sent again after a lost connection and still happens once. A connection on which
 a call was given up is thrown away together with its id: whatever is still under way there concerns nobody.
+
+A call under a lease is sent only in the epoch of the lease: in another its token may be somebody else's.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from .connection import Asking, PeerCheck, anybody
 from .desk import new_client_id
 from .errors import StateError, Unavailable
 from .greeting import decoded, error_of, greet
+from .lease import Lease
 from .options import Options
 from .wire import OPS, Write
 
@@ -72,12 +75,17 @@ class _Line:
         raise error
 
     async def _open(self, progress: _Progress) -> None:
-        if self.asking.is_open:
+        lease = progress.lease
+        if self.asking.is_open and (lease is None or not lease.is_of_another(self._epoch)):
             return
-        self.asking.close()
+        self.asking.close()  # what it was told may be older than the lease: only another hello can say
         try:
             told = await greet(self.asking, self._options, self._client, "each", self._options.answer_seconds)
             self._epoch = told.epoch
+            if lease is not None:
+                lease.lose_to(told.epoch)
+                if lease.outlived:
+                    lease.check()
         except StateError as error:
             # What is said to a hello is no word about the call.
             error.outcome = "unknown" if progress.sent else "not_applied"
@@ -102,15 +110,16 @@ class Calls:
         self._asked: set[asyncio.Task[dict[str, Any]]] = set()
         self._closed = False
 
-    async def ask(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """The daemon's reply. Raises its error, or `Unavailable` when the deadline (of the loop's clock) passes.
+    async def ask(self, message: dict[str, Any], deadline: float, under: Lease | None = None) -> dict[str, Any]:
+        """The daemon's reply. Raises its error, or `Unavailable` when the deadline (of the loop's clock) passes, or
+        `LeaseLost` when the lease it is asked under is of an earlier epoch.
 
         Asks in a task of its own, which `close` can end without touching the caller's.
         """
         if self._closed:
             raise Closed(f"the store was closed; {message['op']} was not asked")
         _check_can_be_asked(message)
-        progress = _Progress(writes=is_numbered(message["op"]))
+        progress = _Progress(under, writes=is_numbered(message["op"]))
         asked = asyncio.get_running_loop().create_task(self._answer(message, deadline, progress))
         self._asked.add(asked)
         try:
@@ -187,11 +196,12 @@ class Calls:
 
 
 class _Progress:
-    """How far a call has come, for the one who gives it up."""
+    """How far a call has come, for the one who gives it up, and under which lease it is asked."""
 
-    __slots__ = ("begun", "sent", "writes")
+    __slots__ = ("begun", "lease", "sent", "writes")
 
-    def __init__(self, *, writes: bool) -> None:
+    def __init__(self, lease: Lease | None, *, writes: bool) -> None:
+        self.lease = lease
         self.writes = writes
         self.begun = False
         self.sent = False

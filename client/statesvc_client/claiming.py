@@ -123,7 +123,7 @@ async def _is_confirmed(core: Core, lease: Lease) -> bool:
     deadline = asyncio.get_running_loop().time() + lease.ttl
     try:
         reply = await core.ask(
-            {"op": "renew", **named(lease.kind, lease.id), "token": lease.token, "ttl": lease.ttl}, deadline
+            {"op": "renew", **named(lease.kind, lease.id), "token": lease.token, "ttl": lease.ttl}, deadline, lease
         )
         lease.confirm(sent, cancel_requested=bool(reply.get("cancelRequested")))
         lease.lose_to(epoch_of(reply))
@@ -139,7 +139,7 @@ def release(
 ) -> Release:
     """Put a release into the outbox, behind what was written before."""
     write = writes.release(
-        lease.kind, lease.id, dict(fields or {}), More(token=lease.token, status=status, delay=delay)
+        lease.kind, lease.id, dict(fields or {}), More(token=lease.token_to_send(), status=status, delay=delay)
     )
     given_back = Release(core, lease, write)
     core.desk.admit(write)

@@ -6,6 +6,7 @@ guards its writes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +29,7 @@ class JobContext:
         self._store = store
         self._kind = kind
         self._record = record or {}
-        self._token: int | None = None
+        self._token: Callable[[], int | None] = lambda: None
         self._before: list[Token[JobContext | None]] = []
         self.job_id = id
 
@@ -49,8 +50,8 @@ class JobContext:
         except ValueError:  # left in another context than it was entered in: there it was never the current one
             pass
 
-    def guard_by(self, token: int) -> None:
-        """From here on writes count only while this lease is held."""
+    def guard_by(self, token: Callable[[], int]) -> None:
+        """From here on writes count only while the lease of this token is held. What asking for it raises, they do."""
         self._token = token
 
     # --- what is known ---------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class JobContext:
 
     def set_data(self, key: str, value: Any) -> None:
         """Store a value of the job's own; `get_data` sees it at once."""
-        self._store.update(self.job_id, set={pointer("data", key): value}, token=self._token, kind=self._kind)
+        self._store.update(self.job_id, set={pointer("data", key): value}, token=self._token(), kind=self._kind)
 
     def trace(self, routine_id: str, action: str, details: Any = None) -> None:
         """Add to the job's history what was done; watchers see it."""

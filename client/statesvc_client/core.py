@@ -24,6 +24,7 @@ from .desk import Counters, Desk
 from .errors import LeaseLost, StateError, Unavailable
 from .feed import Feeds
 from .learning import Learner
+from .lease import Lease
 from .link import Events, Link
 from .options import Options, RejectedCallback
 from .process import Daemon
@@ -248,6 +249,7 @@ class Core:
     def _on_new_epoch(self, before: str, now: str) -> None:
         log.warning("the daemon's state has a new epoch (%s, was %s): acknowledged writes may be lost", now, before)
         self.desk.tally.epochs += 1
+        self.renewer.lose_all(before, now)
         self._learner.start_over()
         if self.options.on_epoch is not None:
             self.safely(self.options.on_epoch, before, now)
@@ -299,7 +301,9 @@ class Core:
         await self.begin()
         await self.waits.until_true(condition, timeout)
 
-    async def call(self, op: str, fields: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+    async def call(
+        self, op: str, fields: dict[str, Any], timeout: float | None, under: Lease | None = None
+    ) -> dict[str, Any]:
         """Ask the daemon; it answers with every write applied that was made before."""
         message = calls.spelled(op, fields)
         seconds = self.options.call_seconds if timeout is None else timeout
@@ -308,14 +312,14 @@ class Core:
             await self.flush(seconds)
         except FlushTimeout as late:
             raise Unavailable(f"{op}: {late}") from None
-        return await self.ask(message, deadline)
+        return await self.ask(message, deadline, under)
 
-    async def ask(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Ask the daemon at once, whatever waits in the outbox."""
+    async def ask(self, message: dict[str, Any], deadline: float, under: Lease | None = None) -> dict[str, Any]:
+        """Ask the daemon at once, whatever waits in the outbox; under a lease only in its epoch."""
         await self.begin()
         if self._calls is None:
             raise Closed("the store was closed")
-        reply = await self._learner.learn_from(message, self._calls.ask(message, deadline))
+        reply = await self._learner.learn_from(message, self._calls.ask(message, deadline, under))
         self.waits.news()
         return reply
 

@@ -106,7 +106,11 @@ class Holding:
             leave()
 
     async def _txn(self, ops: Sequence[Mapping[str, Any]], timeout: float | None) -> list[dict[str, Any]]:
-        reply = await self._core.call("txn", {"ops": [self.guard(), *ops]}, timeout)
+        try:
+            reply = await self._core.call("txn", {"ops": [self.guard(), *ops]}, timeout, self._claimed())
+        except LeaseLost:
+            self._core.renewer.look()
+            raise
         results: list[dict[str, Any]] = reply["results"]
         return results[1:]
 

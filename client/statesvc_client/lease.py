@@ -37,6 +37,8 @@ class Lease:
         self.deadline = sent + ttl
         self.epoch = epoch
         """The life of the store it was taken in, where that is known: in another the same token may be another's."""
+        self.outlived = False
+        """The store is known to be in another life."""
         self.cancel_requested = False
         """Somebody asked for the end of what is done under this lease."""
         self.released = False
@@ -71,10 +73,21 @@ class Lease:
         if self._lost is None and not self.released:
             self._lost = why
 
+    def is_of_another(self, epoch: str | None) -> bool:
+        """Whether it was taken in another life of the store than this, as far as both are known."""
+        return None not in (self.epoch, epoch) and self.epoch != epoch
+
     def lose_to(self, epoch: str | None) -> None:
         """The store was in this life after the lease was taken."""
-        if None not in (self.epoch, epoch) and self.epoch != epoch:
+        if self.is_of_another(epoch):
+            self.outlived = True
             self.lose(f"the store has a new epoch ({epoch}, was {self.epoch})")
+
+    def token_to_send(self) -> int:
+        """The token, for the daemon to judge by. Raises `LeaseLost` where it could take it for another's."""
+        if self.outlived:
+            self.check()
+        return self.token
 
     def orphan(self, why: str) -> None:
         """In a forked child: it is the parent's, and the lock may be held by a thread that is not here."""

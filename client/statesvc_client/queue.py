@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from . import claiming
+from .calls import epoch_of
 from .claiming import TTL_SECONDS, Claimed
 from .context import AsyncJobContext, BlockingJobContext, JobContext
 from .errors import LeaseLost, NotFound
@@ -35,7 +36,7 @@ class _ClaimedJob(Holding):
         """The record as it was when it was claimed."""
         self._hold(claimed.lease)
         self.context = self._context_type(store, self.id, kind=self.kind, record=claimed.record)
-        self.context.guard_by(claimed.lease.token)
+        self.context.guard_by(claimed.lease.token_to_send)
 
     @property
     def record(self) -> Record:
@@ -58,12 +59,15 @@ class _ClaimedJob(Holding):
         sent = clock()
         try:
             reply = await self._core.call(
-                "renew", {**named(self.kind, self.id), "token": lease.token, "ttl": lease.ttl, **fields}, None
+                "renew", {**named(self.kind, self.id), "token": lease.token, "ttl": lease.ttl, **fields}, None, lease
             )
+            lease.confirm(sent, cancel_requested=bool(reply.get("cancelRequested")))
+            lease.lose_to(epoch_of(reply))
+            lease.check()
         except (LeaseLost, NotFound) as problem:
-            self._core.renewer.lose(lease.kind, lease.id, lease.token, str(problem))
+            lease.lose(str(problem))
+            self._core.renewer.look()
             raise
-        lease.confirm(sent, cancel_requested=bool(reply.get("cancelRequested")))
 
     async def _release(self, status: str | None, delay: float, fields: dict[str, Any]) -> None:
         await self._give_back(fields, status=status, delay=delay)

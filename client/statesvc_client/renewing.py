@@ -107,7 +107,7 @@ class Renewer:
         self._options = options
         self._check_peer = check_peer
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str, int], _Kept] = {}
+        self._kept: dict[Lease, _Kept] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         self._wake_read = self._wake_write = -1
@@ -126,7 +126,7 @@ class Renewer:
         with self._lock:
             if self._closed:
                 return
-            self._kept[_key(lease)] = _Kept(lease)
+            self._kept[lease] = _Kept(lease)
             if self._thread is None:
                 self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
                 self._thread = threading.Thread(target=self._run, name="statesvc-renewal", daemon=True)
@@ -136,15 +136,29 @@ class Renewer:
     def drop(self, lease: Lease) -> None:
         """Renew it no more."""
         with self._lock:
-            self._kept.pop(_key(lease), None)
+            self._kept.pop(lease, None)
 
     def lose(self, kind: str, id: str, token: int, why: str) -> None:
         """The daemon said elsewhere that a lease is lost."""
+        for lease in self._all_kept():
+            if (lease.kind, lease.id, lease.token) == (kind, id, token):
+                lease.lose(why)
+        self._wake()
+
+    def lose_all(self, before: str, now: str) -> None:
+        """The store was told to be in another epoch than before: that one is over, and with it its leases."""
+        for lease in self._all_kept():
+            if lease.epoch == before:
+                lease.lose_to(now)
+        self._wake()
+
+    def look(self) -> None:
+        """Look at once for leases that are lost; one was, elsewhere."""
+        self._wake()
+
+    def _all_kept(self) -> list[Lease]:
         with self._lock:
-            kept = self._kept.get((kind, id, token))
-        if kept is not None:
-            kept.lease.lose(why)
-            self._wake()
+            return list(self._kept)
 
     def close(self) -> None:
         """Renew nothing any more; what is held lapses."""
@@ -158,8 +172,8 @@ class Renewer:
 
     def abandon_in_child(self) -> None:
         """After a fork: the leases are the parent's, and so is the connection."""
-        for kept in self._kept.values():
-            kept.lease.orphan(f"it belongs to the process this one was forked from ({os.getppid()})")
+        for lease in self._kept:
+            lease.orphan(f"it belongs to the process this one was forked from ({os.getppid()})")
         self._kept = {}
         if self._wire is not None:
             self._wire.close()
@@ -222,9 +236,9 @@ class Renewer:
 
     def _tell_lost(self) -> None:
         with self._lock:
-            lost = [kept.lease for kept in self._kept.values() if kept.lease.lost]
+            lost = [lease for lease in self._kept if lease.lost]
             for lease in lost:
-                del self._kept[_key(lease)]
+                del self._kept[lease]
         for lease in lost:
             log.warning("lost: %r", lease)
             for problem in lease.tell_lost():
@@ -252,7 +266,7 @@ class Renewer:
         if self._wire is None:
             self._wire = _Wire(self._path, self._check_peer)
             with self._lock:  # before the hello is sent: of what is taken later, its answer may be the older one
-                self._older = [kept.lease for kept in self._kept.values()]
+                self._older = list(self._kept)
             self._wire.add(hello(self._options, None, "each"))
         return self._wire
 
@@ -308,10 +322,6 @@ class Renewer:
         for kept in self._asked.values():
             kept.sent = None
         self._asked.clear()
-
-
-def _key(lease: Lease) -> tuple[str, str, int]:
-    return lease.kind, lease.id, lease.token
 
 
 def _patience(kept: _Kept) -> float:

@@ -50,9 +50,9 @@ async def test_an_agent_that_alone_writes_its_records_asks_for_nothing(
     asked: list[str] = []
     ask = Calls.ask
 
-    def noted(calls: Calls, message: dict[str, Any], deadline: float) -> Any:
+    def noted(calls: Calls, message: dict[str, Any], *more: Any) -> Any:
         asked.append(message["op"])
-        return ask(calls, message, deadline)
+        return ask(calls, message, *more)
 
     monkeypatch.setattr(Calls, "ask", noted)
     async with connect(daemon) as state:

@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from statesvc_client import LeaseLost, StateStore, blocking, claiming, get_current_job, job_context
 from tests.client.conftest import RealDaemon, until_soon
+from tests.client.scripted import ScriptedDaemon
 from tests.client.test_following import shows
 
 SECONDS = 30
@@ -236,6 +238,27 @@ async def test_renewing_by_hand_brings_progress_and_the_word_of_a_lost_lease(dae
         assert job.lost
 
 
+async def test_a_job_of_another_life_of_the_store_is_not_renewed_into_somebody_elses(daemon: RealDaemon):
+    """In the new life somebody holds a job of the same name with the very same token."""
+    daemon.stop()
+    daemon.start("memory")
+    async with connect(daemon, warm=False) as state:
+        state.create(queued("j"))
+        job = await claimed(state, ttl=600)
+        daemon.kill()
+        daemon.start("memory")
+        async with connect(daemon, warm=False) as other:
+            other.create(queued("j"))
+            theirs = await claimed(other, ttl=600)
+            assert theirs.token == job.token
+            with pytest.raises(LeaseLost):
+                await job.renew({"percent": 10})
+            assert job.lost
+            record = await stored(other, "j")
+            assert (record["lease"]["token"], "percent" in record) == (theirs.token, False)
+            await theirs.renew({"percent": 20})
+
+
 async def test_a_queue_can_be_iterated_and_filtered(daemon: RealDaemon):
     async with connect(daemon) as state:
         for number in range(6):
@@ -302,6 +325,99 @@ def test_many_threads_work_on_every_job_once(daemon: RealDaemon):
         assert sorted(done) == [f"j{number:02}" for number in range(60)]
         assert state.stats()["counts"] == {"COMPLETED": 60}
         assert get_current_job() is None
+
+
+# --- leases of another epoch -----------------------------------------------------------------------------------------
+
+
+async def claimed_of(scripted: ScriptedDaemon, state: StateStore, **told: Any) -> Any:
+    """A job whose claim tells this."""
+    lease = {"token": 1, "holder": "me", "ttl": 600.0}
+    scripted.tells["claim"] = {"jobs": [{"uuid": "j", "status": "RUNNING", "lease": lease}], **told}
+    return await claimed(state, ttl=600)
+
+
+def hang_up_calls(state: StateStore) -> None:
+    """The outbox's connection stays, and with it what it was told."""
+    calls = state._core._calls
+    assert calls is not None
+    for line in calls._idle:
+        line.asking.close()
+
+
+def sent(scripted: ScriptedDaemon) -> list[str]:
+    return [frame["op"] for frame in scripted.frames]
+
+
+@pytest.mark.parametrize("told_before", [False, True], ids=["told by its hello", "told before"])
+async def test_nothing_is_sent_under_a_lease_once_another_epoch_was_told(scripted: ScriptedDaemon, told_before: bool):
+    lost = asyncio.Event()
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        job = await claimed_of(scripted, state)
+        job._claimed().when_lost(partial(asyncio.get_running_loop().call_soon_threadsafe, lost.set))
+        scripted.epoch = "epoch-2"
+        hang_up_calls(state)
+        if told_before:
+            await state.call("ping")
+        with pytest.raises(LeaseLost, match="new epoch"):
+            await job.renew({"percent": 10})
+        await asyncio.wait_for(lost.wait(), SECONDS)
+        for refused in (job.txn([]), job.release("COMPLETED")):
+            with pytest.raises(LeaseLost, match="new epoch"):
+                await refused
+        for act in (job.update, job.guard, partial(job.context.set_data, "a", 1)):
+            with pytest.raises(LeaseLost, match="new epoch"):
+                act()
+        assert sent(scripted) == ["claim"]
+
+
+async def test_a_transaction_is_not_sent_under_a_lease_of_another_epoch(scripted: ScriptedDaemon):
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        job = await claimed_of(scripted, state)
+        scripted.epoch = "epoch-2"
+        hang_up_calls(state)
+        with pytest.raises(LeaseLost, match="new epoch"):
+            await job.txn([])
+        await asyncio.wait_for(job.until_lost(), SECONDS)
+        assert sent(scripted) == ["claim"]
+
+
+async def test_a_renewal_answered_in_another_epoch_is_none(scripted: ScriptedDaemon):
+    """The store was restored with every connection kept."""
+    scripted.tells["renew"] = {"epoch": "epoch-2"}
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        job = await claimed_of(scripted, state)
+        with pytest.raises(LeaseLost, match="new epoch"):
+            await job.renew()
+        await asyncio.wait_for(job.until_lost(), SECONDS)
+
+
+async def test_a_lease_is_not_lost_to_a_connection_that_was_told_of_an_earlier_epoch(scripted: ScriptedDaemon):
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        await asyncio.gather(state.call("ping"), state.call("ping"))
+        assert len(scripted.hellos) == 3
+        scripted.epoch = "epoch-2"
+        job = await claimed_of(scripted, state, epoch="epoch-2")
+        scripted.thinking = True
+        busy = asyncio.create_task(state.call("ping"))  # over the connection of the claim
+        await scripted.until(lambda: bool(scripted.thought))
+        await job.renew()
+        assert len(scripted.hellos) == 4, "it asked anew"
+        scripted.answer()
+        await busy
+        assert job.held
+        await job.release()
+
+
+async def test_an_outbox_that_is_told_of_a_new_epoch_has_lost_the_leases_of_the_one_before(scripted: ScriptedDaemon):
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        job = await claimed_of(scripted, state)
+        scripted.epoch = "epoch-2"
+        scripted.cut_link()
+        await asyncio.wait_for(job.until_lost(), SECONDS)
+        with pytest.raises(LeaseLost, match="new epoch"):
+            await job.release()
+        assert sent(scripted) == ["claim"]
 
 
 # --- the current job -------------------------------------------------------------------------------------------------

@@ -109,6 +109,7 @@ async def test_a_claim_that_waited_is_confirmed_over_another_connection_that_hea
     scripted.tells["renew"] = {"epoch": "epoch-2"}
     async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
         await state.call("ping")
+        scripted.epoch = "epoch-2"
         lease = Lease("lock", "x", 7, "me", 600.0, sent=lease_module.clock(), epoch=taken)
         assert await claiming._is_confirmed(state._core, lease) == good
 
@@ -150,6 +151,25 @@ def test_a_lease_that_nobody_renews_any_more_is_told_as_lost_without_any_daemon(
     assert not [thread for thread in threading.enumerate() if thread.name == "statesvc-renewal"]
 
 
+def test_leases_of_two_lives_of_the_store_are_not_confused_by_their_tokens(socket_folder: Path):
+    renewer = Renewer(str(socket_folder / "none"), Options(), lambda _: None)
+    now = lease_module.clock()
+    old, new, other = (Lease("lock", "x", 1, "me", 600.0, sent=now, epoch=epoch) for epoch in ("e1", "e2", None))
+    told = threading.Event()
+    old.when_lost(told.set)
+    try:
+        for lease in (old, new, other):
+            renewer.keep(lease)
+        renewer.lose_all("e1", "e2")
+        assert told.wait(SECONDS)
+        renewer.drop(old)
+        assert list(renewer._kept) == [new, other]
+        assert not new.lost
+        assert not other.lost
+    finally:
+        renewer.close()
+
+
 def test_however_many_leases_are_due_at_once_they_are_renewed_over_one_connection(socket_folder: Path):
     """The daemon takes as little at a time as the sockets hold."""
     most = 5000
@@ -161,7 +181,7 @@ def test_however_many_leases_are_due_at_once_they_are_renewed_over_one_connectio
         listening.settimeout(SECONDS)
         due = lease_module.clock() - 300.0
         leases = [Lease("lock", str(number), 7, "me", 600.0, sent=due) for number in range(most)]
-        renewer._kept = {(lease.kind, lease.id, lease.token): _Kept(lease) for lease in leases[1:]}
+        renewer._kept = {lease: _Kept(lease) for lease in leases[1:]}
         renewer.keep(leases[0])
         connection, _ = listening.accept()
         try:
