@@ -246,3 +246,31 @@ def test_the_blocking_face_elects_too(daemon: RealDaemon):
             assert (first.leader, second.leader) == (False, True)
             with pytest.raises(LeaseLost, match="no longer"):
                 first.elected(SECONDS)
+
+
+async def test_a_lock_taken_over_a_connection_from_before_a_restore_is_held(daemon: RealDaemon):
+    async with connect(daemon) as agent, connect(daemon) as admin:
+        await agent.call("ping")  # leaves a connection behind that said hello in the epoch before
+        await admin.call("snapshot", path="a.snapshot")
+        await admin.call("restore", path="a.snapshot")
+        async with agent.lock("x", ttl=3.0) as lock:
+
+            async def renewed() -> bool:
+                record = (await admin.call("get", kind="lock", id="x"))["record"]
+                return bool(record["lease"]["beat"] >= 2)
+
+            while not await renewed():
+                lock.check()
+                await asyncio.sleep(0.01)
+            lock.check()
+
+
+async def test_a_lock_held_over_a_restore_is_lost(daemon: RealDaemon):
+    async with connect(daemon) as agent, connect(daemon) as admin:
+        lock = agent.lock("x", ttl=3.0)
+        assert await lock.acquire()
+        await admin.call("snapshot", path="a.snapshot")
+        await admin.call("restore", path="a.snapshot")
+        await asyncio.wait_for(lock.until_lost(), SECONDS)
+        with pytest.raises(LeaseLost, match="the store has a new epoch"):
+            lock.check()
