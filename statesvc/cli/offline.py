@@ -94,8 +94,11 @@ def _failures_told() -> Iterator[None]:
         raise Broken(str(broken)) from None
     except (NoSpace, Internal) as failed:
         raise Broken(failed.text) from None
+    except BrokenPipeError:
+        raise
     except OSError as failed:
-        raise Broken(f"{failed.filename or 'the store'}: {failed.strerror}; check the disk, then try again") from None
+        why = failed.strerror or failed
+        raise Broken(f"{failed.filename or 'the store'}: {why}; check the disk, then try again") from None
 
 
 def restore(data: Path | None, path: Path, told: Told) -> dict[str, Any]:

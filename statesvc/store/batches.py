@@ -239,8 +239,8 @@ class GroupCommit:
         for tell in self.failed:
             try:
                 tell(units)
-            except Exception:  # as above
-                log.exception("failure_not_taken")
+            except Exception:  # a bug there must not leave these batches without an answer either
+                log.exception("commit_not_taken")
 
 
 class SharedCommit(GroupCommit):

@@ -166,12 +166,16 @@ class Claims:
         if store.engine.immediate:
             store.commits.failed.append(self._undone)
 
-    def _undone(self, _: list[Unit]) -> None:
-        """What was taken, or was ready, in writes that did not happen: everybody looks again."""
+    def _undone(self, units: list[Unit]) -> None:
+        """Writes did not happen: what they took is free, and what they made ready is not."""
         self._fronts.forget()
-        for line in self._lines.values():
-            for waiting in line:
-                waiting.wake()
+        for key in {write.row.key for unit in units for write in unit} if self._lines else ():
+            stored = self._store.engine.peek(key)
+            if stored is not None:
+                self.noticed(stored)
+            else:
+                for waiting in self._lines.get(key, {}):
+                    waiting.wake()
 
     def start_over(self) -> None:
         """Everything was replaced: what is ready is to be found anew."""

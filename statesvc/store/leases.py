@@ -184,6 +184,24 @@ class Leases:
                 found.append(key)
         return found
 
+    def undone(self, key: Key, stored: Row | None) -> None:
+        """A write to this record did not happen, and this is what is stored. A lease that only the write had is none;
+        one that is stored keeps its time, without a beat laid over what the write would have made of the row."""
+        seen, lease = self.seen.get(key), None if stored is None else lease_of(stored)
+        if seen is not None and lease is not None and seen.lease.token == lease.token:
+            seen.lease, seen.renewed = lease, None
+            self._plan(key, seen.ends)
+            return
+        self._forget(key)
+        if stored is not None:
+            self.note(stored)
+
+    def never_given(self, row: Row) -> None:
+        """The claim of this row did not happen, as far as is known."""
+        seen = self.seen.get(row.key)
+        if seen is not None and seen.lease.token == row.token:
+            self._forget(row.key)
+
     def gone(self, key: Key) -> None:
         """The record is no longer there."""
         self._forget(key)

@@ -13,7 +13,7 @@ from statesvc_client.wire import List
 
 from ..backends.port import Engine, Place, Row
 from . import queries
-from .frames import Room
+from .frames import ENVELOPE_BYTES
 from .kinds import Kind
 from .store import Store
 from .turns import Turns
@@ -138,7 +138,7 @@ class _Collector:
         self.rows: list[Row] = []
         self.more = False
         self._most = most
-        self._room = Room(frame_bytes)
+        self._room = frame_bytes - ENVELOPE_BYTES
         self._examine = examine
         self._examined = 0
         self._last: Place | None = None
@@ -192,10 +192,12 @@ class _Collector:
         return self.more
 
     def take(self, row: Row) -> bool:
-        size = len(row.body)
-        if self.more or not self._room.is_for(size) or (self._most is not None and len(self.rows) >= self._most):
+        # The room of a frame as frames.Room counts it, here without a call for every row.
+        size = len(row.body) + 1
+        fits = size <= self._room or not self.rows
+        if self.more or not fits or (self._most is not None and len(self.rows) >= self._most):
             self.more = True
             return False
-        self._room.give(size)
+        self._room -= size
         self.rows.append(row)
         return True

@@ -264,13 +264,12 @@ class Store:
         return result
 
     def _undone(self, units: list[Unit]) -> None:
-        """A lease that was seen in a write which did not happen is none, nor is a beat laid over that write: what is
-        stored counts, and has its full time anew."""
-        for key in {write.row.key for unit in units for write in unit} if self.leases else ():
-            self.leases.gone(key)
-            stored = self.engine.peek(key) if self.engine.immediate else None
-            if stored is not None:
-                self.leases.note(stored)
+        """What leases were seen to be in writes that did not happen counts no more."""
+        for write in (write for unit in units for write in unit) if self.leases else ():
+            if self.engine.immediate:
+                self.leases.undone(write.row.key, self.engine.peek(write.row.key))
+            elif write.event is not None and write.event.type in ("claimed", "created"):
+                self.leases.never_given(write.row)
 
     # --- renewals --------------------------------------------------------------------------------------------------
 

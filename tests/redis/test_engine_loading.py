@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from statesvc.backends import epoch_names
 from statesvc.backends.port import LogKept, Query, Row
 from statesvc.backends.redis import compaction, loading
 from statesvc.backends.redis.meta import Meta
@@ -194,7 +195,7 @@ async def test_a_load_that_a_replica_takes_over_without_all_of_it_changes_nothin
             await fill(engine, [row("a")])
             epoch = engine.epoch
 
-            def new_epoch() -> str:
+            def following(*_: object) -> str:
                 if when == "before the switch":
                     master.kill()
                 return "e1e1"
@@ -208,7 +209,7 @@ async def test_a_load_that_a_replica_takes_over_without_all_of_it_changes_nothin
                     master.kill()
                 yield many("rest")
 
-            monkeypatch.setattr(loading, "new_epoch", new_epoch)
+            monkeypatch.setattr(epoch_names, "following", following)
             with pytest.raises(Unavailable, match="nothing was loaded") as refused:
                 await engine.load(interrupted())
             assert refused.value.outcome == "not_applied"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from statesvc.backends.memory import MemoryEngine
+from statesvc.backends.port import Engine
 from statesvc.store.batches import Batch
 from statesvc.store.writes import Caller
 from statesvc_client import wire
@@ -54,8 +55,9 @@ async def failed(faulty: FaultyEngine, batch: Batch | None) -> None:
     assert batch.failure is FULL
 
 
-def decided(world: World, **fields: object) -> Batch | None:
-    return world.store.write_now(wire.Update(kind="lock", id="lock", record=dict(fields)), world.me).after
+def decided(world: World, *, upsert: bool = False, **fields: object) -> Batch | None:
+    update = wire.Update(kind="lock", id="lock", record=dict(fields), upsert=upsert)
+    return world.store.write_now(update, world.me).after
 
 
 async def test_a_renewal_on_a_write_that_did_not_happen_does_not_keep_its_content(world: World, faulty: FaultyEngine):
@@ -112,6 +114,37 @@ async def test_whoever_waits_for_a_claim_that_did_not_happen_gets_what_is_free(w
         await refused
     (lock,) = await waiting
     assert lock["lease"]["holder"] == "b"
+
+
+async def test_whoever_waits_for_something_else_does_not_look_again(world: World, faulty: FaultyEngine):
+    other = Caller(said_hello=True, client="b", name="b")
+    waiting = asyncio.create_task(world.claim(other, kind="job", filter={}, wait=3600.0))
+    while not world.claims.awaited:
+        await asyncio.sleep(0)
+    faulty.fail(FULL)
+    await failed(faulty, decided(world, x=1, upsert=True))
+    (line,) = world.claims._lines.values()
+    assert [each.woken.done() for each in line] == [False]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("real", [MemoryEngine, lambda: WeakEngine(WeakStorage())], ids=["immediate", "shared"])
+async def test_a_lapse_that_did_not_happen_is_tried_again_soon(real: Callable[[], Engine]):
+    engine = FaultyEngine(real())
+    await engine.open()
+    world = world_on(engine)
+    assert await world.lock(holder="a", ttl=600.0) == 1
+    await world.round()
+    engine.fail(FULL)
+    world.clock.forward(601)
+    with pytest.raises(NoSpace):
+        await world.round()
+    world.clock.forward(2)
+    await world.round()
+    assert "lease" not in (await world.get("lock", "lock") or {})
+    await world.store.stop()
+    await engine.close()
 
 
 async def test_on_a_shared_engine_a_claim_that_did_not_happen_takes_no_time_from_the_next_one():

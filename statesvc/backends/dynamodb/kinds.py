@@ -44,9 +44,12 @@ class KnownKinds:
 
     async def name(self, kinds: set[str]) -> None:
         """There will be records of these."""
+        epoch = self._epoch
         for kind in sorted(self.not_named(kinds)):
             await self._registry.name_kind(kind)
-            self._named.add(kind)
+            # Where everything was replaced meanwhile, the name went with the rest.
+            if epoch == self._epoch:
+                self._named.add(kind)
 
     async def living(self) -> list[str]:
         """The kinds there are rows of, tombstones included."""
