@@ -13,8 +13,8 @@ the rows wholly or not at all; if it does not, what was there is served on. Afte
     leases    are as in the snapshot; each has its full time anew.
     tokens    never come again, not even those given out since the snapshot, and also where the store they were given
               out by is lost. A restore raises the floor of all tokens above whatever can have been given out: to the
-              wall clock's microseconds, which no record is claimed as often as, and by 2**32 at least, should the clock
-              be wrong. Rows with a token carry the floor themselves, so that a daemon beside us on a shared engine
+              wall clock's microseconds, which no record is claimed as often as, or by 2**32, where the clock was set
+              back. Rows with a token carry the floor themselves, so that a daemon beside us on a shared engine
               needs not know of it.
     marks     are as in the snapshot: a write sent again is recognised if the snapshot has it, and taken if not.
 
