@@ -170,8 +170,9 @@ class Learner:
             epochs = self._desk.tally.epochs
             reply = await asked
             self._desk.tally.duplicates += bool(reply.get("duplicate"))
-            if epochs == self._desk.tally.epochs:  # otherwise it may tell of what was lost since
-                self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply))
+            # In another epoch it may tell of what was lost since, or be the first word of what was written there.
+            learn = self._learn_written if epochs == self._desk.tally.epochs else self._doubt_written
+            self._desk.with_lock(lambda: learn(message["op"], message, reply))
             self.fetch_wanted()
             return reply
         cache = self._desk.caches[message.get("kind", "job")]
@@ -185,6 +186,7 @@ class Learner:
             raise
         finally:
             self._desk.with_lock(lambda: cache.end_read(read))
+        self.fetch_wanted()
         return reply
 
     def _learn(self, op: str, message: dict[str, Any], reply: dict[str, Any], read: Read) -> None:
@@ -198,6 +200,8 @@ class Learner:
         elif op == "list":
             for record in reply.setdefault("jobs" if cache.kind == "job" else "records", []):
                 cache.learn(record, read)
+        elif op == "delete" and read.void:
+            self._doubt_written(op, message, reply)
         elif op == "delete":
             cache.learn_absent(_target(message), read)
 
@@ -217,6 +221,15 @@ class Learner:
             cache.wanted |= dict.fromkeys(written)
         elif not records and not cache.followed:
             cache.wanted |= dict.fromkeys(id for id in written if id in cache.views)
+
+    def _doubt_written(self, op: str, message: dict[str, Any], reply: dict[str, Any]) -> None:
+        """Ask for what a write concerned whose answer cannot be taken in. Called with the desk's lock held."""
+        if op == "txn":
+            for part, result in zip(message["ops"], reply.get("results", ()), strict=False):
+                self._doubt_written(part.get("op", ""), part, result)
+            return
+        cache = self._desk.caches[message.get("kind", "job")]
+        cache.wanted |= dict.fromkeys(_written(message, cache.id_field) + _ids(_records(reply), cache.id_field))
 
     async def fetch(self, id: str, kind: str, timeout: float | None) -> dict[str, Any] | None:
         try:
@@ -276,7 +289,12 @@ def _records(reply: dict[str, Any]) -> list[dict[str, Any]]:
 def _written(message: dict[str, Any], id_field: str) -> list[str]:
     """The ids of the records a call wrote."""
     records = message.get("jobs") or message.get("records") or [_record(message) or {}]
-    ids = [_target(message), *(record.get(id_field) for record in records if isinstance(record, dict))]
+    target = _target(message)
+    return [*([target] if target else []), *_ids(records, id_field)]
+
+
+def _ids(records: list[Any], id_field: str) -> list[str]:
+    ids = [record.get(id_field) for record in records if isinstance(record, dict)]
     return [id for id in ids if isinstance(id, str) and id]
 
 

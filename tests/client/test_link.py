@@ -356,6 +356,46 @@ async def test_what_a_call_wrote_in_the_epoch_before_is_not_shown(scripted):
             state.get("j")
 
 
+@pytest.mark.parametrize(
+    ("op", "fields", "told"),
+    [
+        ("create", {"job": {"uuid": "j"}}, {}),
+        ("claim", {}, {"jobs": [{"uuid": "j", "revision": 9, "uid": "u", "a": 9}]}),
+        ("txn", {"ops": [{"op": "update", "jobId": "j", "job": {"a": 1}}]}, {"results": [{"success": True}]}),
+    ],
+)
+async def test_what_a_call_wrote_when_the_epoch_changed_is_asked_for(scripted, op, fields, told):
+    scripted.tells[op] = told
+    async with store(scripted, warm=False) as state:
+        scripted.silent = True
+        answer = asyncio.create_task(state.call(op, **fields))
+        await scripted.until(lambda: len(scripted.frames) == 1)
+        scripted.epoch = "epoch-2"
+        scripted.cut_link()
+        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        scripted.records["j"] = {"uuid": "j", "revision": 1, "uid": "v", "a": 1}
+        scripted.speak()
+        await answer
+        await until_soon(lambda: shows(state, "j", a=1), "what the store holds now")
+
+
+async def test_what_a_call_deleted_when_the_epoch_changed_is_shown_no_more(scripted):
+    scripted.records["j"] = {"uuid": "j", "revision": 1, "uid": "u"}
+    async with store(scripted, warm=False) as state:
+        scripted.silent = True
+        answer = asyncio.create_task(state.call("delete", jobId="j"))
+        await scripted.until(lambda: len(scripted.frames) == 1)
+        scripted.epoch = "epoch-2"
+        scripted.cut_link()
+        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        await state.fetch("j")
+        assert shows(state, "j")
+        scripted.records.clear()
+        scripted.speak()
+        await answer
+        await until_soon(lambda: state.get("j") is None, "the deletion")
+
+
 def test_a_store_that_has_nothing_to_do_sleeps(daemon, monkeypatch):
     """Between two writes it is woken once, and falls asleep once."""
     asleep: list[Desk] = []
