@@ -134,7 +134,10 @@ class Renewer:
         self._wake()
 
     def drop(self, lease: Lease) -> None:
-        """Renew it no more."""
+        """Renew it no more. One that is lost is let go of once those who listen were told."""
+        if lease.lost:
+            self._wake()
+            return
         with self._lock:
             self._kept.pop(lease, None)
 

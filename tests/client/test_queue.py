@@ -223,6 +223,19 @@ async def test_a_job_that_was_lost_cannot_be_ended_by_who_lost_it(daemon: RealDa
             again.check()
 
 
+async def test_whoever_works_on_a_job_is_told_when_its_release_is_refused(scripted: ScriptedDaemon):
+    told = asyncio.Event()
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        job = await claimed_of(scripted, state, on_lost=told.set)
+        lost = asyncio.create_task(job.until_lost())
+        await asyncio.sleep(0)
+        scripted.failures[1] = [{"code": "lease_lost", "outcome": "not_applied"}]
+        with pytest.raises(LeaseLost):
+            await job.release("COMPLETED")
+        await asyncio.wait_for(lost, SECONDS)
+        await asyncio.wait_for(told.wait(), SECONDS)
+
+
 async def test_renewing_by_hand_brings_progress_and_the_word_of_a_lost_lease(daemon: RealDaemon):
     async with connect(daemon) as state:
         state.create(queued("j"))
@@ -330,11 +343,11 @@ def test_many_threads_work_on_every_job_once(daemon: RealDaemon):
 # --- leases of another epoch -----------------------------------------------------------------------------------------
 
 
-async def claimed_of(scripted: ScriptedDaemon, state: StateStore, **told: Any) -> Any:
+async def claimed_of(scripted: ScriptedDaemon, state: StateStore, on_lost: Any = None, **told: Any) -> Any:
     """A job whose claim tells this."""
     lease = {"token": 1, "holder": "me", "ttl": 600.0}
     scripted.tells["claim"] = {"jobs": [{"uuid": "j", "status": "RUNNING", "lease": lease}], **told}
-    return await claimed(state, ttl=600)
+    return await claimed(state, ttl=600, on_lost=on_lost)
 
 
 def hang_up_calls(state: StateStore) -> None:

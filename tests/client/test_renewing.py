@@ -170,6 +170,21 @@ def test_leases_of_two_lives_of_the_store_are_not_confused_by_their_tokens(socke
         renewer.close()
 
 
+def test_a_lease_that_is_dropped_when_it_is_lost_is_told_and_then_let_go(socket_folder: Path):
+    renewer = Renewer(str(socket_folder / "none"), Options(), lambda _: None)
+    lease = Lease("lock", "x", 1, "me", 600.0, sent=lease_module.clock(), epoch="e1")
+    told = threading.Event()
+    lease.when_lost(told.set)
+    try:
+        renewer.keep(lease)
+        lease.lose_to("e2")
+        renewer.drop(lease)
+        assert told.wait(SECONDS)
+        assert not renewer._kept
+    finally:
+        renewer.close()
+
+
 def test_however_many_leases_are_due_at_once_they_are_renewed_over_one_connection(socket_folder: Path):
     """The daemon takes as little at a time as the sockets hold."""
     most = 5000
