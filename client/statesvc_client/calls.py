@@ -184,10 +184,12 @@ class Calls:
         self._closed = True
         for asked in self._asked:
             asked.cancel()
-        await asyncio.gather(*self._asked, return_exceptions=True)
-        for line in [*self._idle, *self._busy]:
-            line.asking.close()
-        self._idle.clear()
+        try:
+            await asyncio.gather(*self._asked, return_exceptions=True)
+        finally:  # also when whoever closes is cancelled
+            for line in [*self._idle, *self._busy]:
+                line.asking.close()
+            self._idle.clear()
 
     def abandon_in_child(self) -> None:
         for line in [*self._idle, *self._busy]:

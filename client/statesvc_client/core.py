@@ -398,14 +398,8 @@ class Core:
             self.safely(self.options.on_unflushed, report)
 
     async def _tear_down(self) -> None:
-        self._sending = None  # it was meant to end: nobody who still waits for the store begins it again
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
         try:
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if self._calls is not None:
-                await self._calls.close()
+            await self._end_work()
         finally:  # also when whoever waits for this is cancelled once more
             self.renewer.close()
             self.desk.close()
@@ -413,6 +407,18 @@ class Core:
             if self.daemon is not None:
                 await on_a_thread(self.daemon.stop)
             _cores.discard(self)
+
+    async def _end_work(self) -> None:
+        """End the tasks, and then the calls, also when whoever waits for this is cancelled in between."""
+        self._sending = None  # it was meant to end: nobody who still waits for the store begins it again
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            if self._calls is not None:
+                await self._calls.close()
 
     # --- fork ------------------------------------------------------------------------------------------------------
 

@@ -267,6 +267,41 @@ async def test_one_who_is_cancelled_while_the_store_lets_go_leaves_a_true_report
         await first
 
 
+@pytest.mark.parametrize("slow", ["task", "call"])
+async def test_one_who_is_cancelled_while_work_is_ended_leaves_no_call_and_no_connection_behind(scripted, slow):
+    state = await StateStore.connect(scripted.path, connect_seconds=30, warm=False, call_seconds=600)
+    calls = state._core._calls
+    assert calls is not None
+    await asyncio.gather(state.call("ping"), state.call("ping"))
+    lines = list(calls._idle)
+    scripted.thinking = True
+    asked = asyncio.create_task(state.call("get", jobId="j"))
+    await scripted.until(lambda: bool(scripted.thought))
+    ending = asyncio.Event()
+
+    async def ends_slowly() -> dict[str, Any]:
+        try:
+            return await asyncio.Future()
+        finally:
+            ending.set()
+            await asyncio.Event().wait()
+
+    if slow == "task":
+        state._core.spawn_task(ends_slowly())
+    else:
+        calls._asked.add(asyncio.create_task(ends_slowly()))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(state.close(0))
+    await asyncio.wait_for(ending.wait(), 30)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(Closed):
+        await asyncio.wait_for(asked, 30)
+    assert len(lines) == 2
+    assert not any(line.asking.is_open for line in lines)
+
+
 NEVER_SERVES = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
 
 
