@@ -76,7 +76,7 @@ class _Line:
 
     async def _open(self, progress: _Progress) -> None:
         lease = progress.lease
-        if self.asking.is_open and (lease is None or not lease.is_of_another(self._epoch)):
+        if self.asking.is_open and (lease is None or not (lease.outlived or lease.is_of_another(self._epoch))):
             return
         self.asking.close()  # what it was told may be older than the lease: only another hello can say
         try:

@@ -395,6 +395,21 @@ async def test_a_transaction_is_not_sent_under_a_lease_of_another_epoch(scripted
         assert sent(scripted) == ["claim"]
 
 
+async def test_a_transaction_is_not_sent_once_its_lease_is_known_to_be_of_another_epoch(scripted: ScriptedDaemon):
+    """It becomes known while the writes made before are flushed; the connection of the call heard of nothing."""
+    async with StateStore.connect(scripted.path, connect_seconds=SECONDS, warm=False) as state:
+        job = await claimed_of(scripted, state)
+        scripted.silent = True
+        state.create({"uuid": "x"})
+        asked = asyncio.create_task(job.txn([]))
+        await scripted.until(lambda: len(scripted.frames) == 2)
+        scripted.silent, scripted.epoch = False, "epoch-2"
+        scripted.cut_link()
+        with pytest.raises(LeaseLost, match="new epoch"):
+            await asked
+        assert sent(scripted) == ["claim", "create", "create"]
+
+
 async def test_a_renewal_answered_in_another_epoch_is_none(scripted: ScriptedDaemon):
     """The store was restored with every connection kept."""
     scripted.tells["renew"] = {"epoch": "epoch-2"}
