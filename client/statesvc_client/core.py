@@ -91,6 +91,7 @@ class Core:
         self._spool_sync = SpoolSync(self.desk)
         self._learner = Learner(self.desk, self.options, self.call, self.spawn_task, self.feeds.follow)
         self._learner.on_news = self.waits.news
+        self._learner.on_listed_again = self._greet_again
         self.renewer = Renewer(self.path, self.options, self._check_peer)
 
     @property
@@ -231,6 +232,11 @@ class Core:
                 loop.call_soon_threadsafe(link.wake)
         except RuntimeError:  # the loop was closed without closing the store; flush and close will say so
             pass
+
+    def _greet_again(self) -> None:
+        """A restore keeps connections: whether there is a new epoch is told to who says hello."""
+        if self._link is not None:
+            self._link.greet_again()
 
     # --- what the link tells ---------------------------------------------------------------------------------------
 

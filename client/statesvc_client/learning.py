@@ -56,6 +56,8 @@ class Learner:
         self._warm = asyncio.Event()
         self.on_news: Callable[[], None] = lambda: None
         """Told whenever a cache may show something else."""
+        self.on_listed_again: Callable[[], None] = lambda: None
+        """Told when the log could not be followed any more: it was compacted, or the store began another life."""
 
     # --- warming up and following ----------------------------------------------------------------------------------
 
@@ -94,8 +96,12 @@ class Learner:
         """Read every record, then follow what happens to them; where that is not possible any more, begin again."""
         cache = self._desk.caches[kind]
         backoff = Backoff(self._options.backoff_base, self._options.backoff_cap)
+        again = False
         while True:
             as_of = await self._until_listed(cache, forced=forced)
+            if again:  # not before: a watch ends as soon as a restore begins, and a list is answered when it is over
+                self.on_listed_again()
+            again = True
             forced = False  # from here on, older is old again
             self._cold.discard(kind)
             if not self._cold:

@@ -79,6 +79,8 @@ class Link:
         """Up to this seq writes are sent one by one: one of them drew an answer that does not say whom it concerns."""
         self._unknown: tuple[int, int] = (0, 0)
         """A seq that was tried and answered `unknown`, and how often in a row."""
+        self._greeting_again = False
+        """What our last hello was told may not be true any more."""
         self._eager_until = 0.0
         self._nudge = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -111,6 +113,7 @@ class Link:
             log.exception("the link to %s failed; connecting anew", self._path)
 
     async def _connect(self) -> Connection | None:
+        self._greeting_again = False
         asking = Asking(self._path, self._check_peer)
         try:
             async with asyncio.timeout(self._options.answer_seconds):
@@ -147,6 +150,8 @@ class Link:
         self._connection = connection
         if not self._desk.outbox.queued:
             self._backoff.reset()
+        if self._greeting_again:
+            self._give_up()
         self._pump()
         try:
             await self._watch_for_silence(connection)
@@ -184,6 +189,11 @@ class Link:
         """A daemon is being started: look for it often."""
         self._eager_until = self._loop.time() + seconds
         self._nudge.set()
+
+    def greet_again(self) -> None:
+        """The store may have begun another life without ending our connection: only another hello can say."""
+        self._greeting_again = True
+        self._give_up()
 
     def abandon_in_child(self) -> None:
         if self._connection is not None:

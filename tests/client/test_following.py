@@ -136,6 +136,28 @@ async def test_a_new_epoch_is_read_anew_and_followed(tmp_path: Path):
             await mine.until(lambda: "new" in mine, SECONDS)
 
 
+async def test_a_restore_that_keeps_connections_is_a_new_epoch_and_read_anew(daemon: RealDaemon):
+    epochs: list[Any] = []
+    async with (
+        connect(daemon, kinds=("job", "volume"), on_epoch=lambda *told: epochs.append(told)) as mine,
+        connect(daemon, warm=False) as admin,
+    ):
+        admin.create({"uuid": "j", "n": 1})
+        admin.create({"id": "v", "n": 1}, kind="volume")
+        await admin.call("snapshot", path="a.snapshot")
+        admin.update("j", n=2)
+        admin.kind("volume").update("v", n=2)
+        admin.create({"uuid": "new"})
+        await mine.until(lambda: shows(mine, "j", n=2) and shows(mine, "v", "volume", n=2) and "new" in mine, SECONDS)
+        await admin.call("restore", path="a.snapshot")
+        await mine.until(
+            lambda: shows(mine, "j", n=1) and shows(mine, "v", "volume", n=1) and "new" not in mine, SECONDS
+        )
+        assert len(epochs) == mine.counters.epochs == 1
+        admin.update("j", n=3)
+        await mine.until(lambda: shows(mine, "j", n=3), SECONDS)
+
+
 async def test_what_is_gone_from_the_log_is_listed_again(daemon: RealDaemon, monkeypatch: pytest.MonkeyPatch):
     """The watch is refused once, as after compaction, while changes happen that no watch tells of."""
     async with connect(daemon, warm=False) as other:
@@ -157,6 +179,7 @@ async def test_what_is_gone_from_the_log_is_listed_again(daemon: RealDaemon, mon
             other.create({"uuid": "followed"})
             await mine.until(lambda: "followed" in mine, SECONDS)
             assert len(refused) == 1
+            assert mine.counters.connects <= 2, "it may be another epoch: asked once"
 
 
 async def test_a_scope_is_followed_as_a_scope(daemon: RealDaemon):

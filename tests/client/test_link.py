@@ -303,6 +303,42 @@ async def test_a_new_epoch_is_told_and_the_cache_is_read_anew(scripted):
         assert state.counters.epochs == 1
 
 
+async def test_saying_hello_again_loses_nothing_and_doubles_nothing(scripted):
+    async with store(scripted, warm=False) as state:
+        link = state._core._link
+        assert link is not None
+        scripted.silent = True
+        for number in range(5):
+            state.create({"uuid": str(number)})
+        await scripted.until(lambda: len(scripted.frames) == 5)
+        scripted.silent, scripted.epoch = False, "epoch-2"
+        link.greet_again()
+        await state.flush(10)
+        once_and_in_order(scripted, 5)
+        assert state.counters.epochs == 1
+    assert len(scripted.hellos) == 2
+
+
+async def test_hello_is_said_again_though_one_was_under_way(scripted):
+    """What it is told may be older."""
+    async with store(scripted, warm=False) as state:
+        link = state._core._link
+        assert link is not None
+
+        def restored(_: dict[str, Any]) -> None:
+            scripted.on_frame = lambda _: None
+            scripted.epoch = "epoch-2"
+            link.greet_again()
+
+        scripted.on_frame = restored
+        scripted.cut_link()
+        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        state.create({"uuid": "j"})
+        await state.flush(10)
+    once_and_in_order(scripted, 1)
+    assert len(scripted.hellos) == 3
+
+
 async def test_a_new_epoch_lets_go_of_records_that_are_not_followed(scripted):
     scripted.records["j"] = {"uuid": "j", "revision": 9, "uid": "u", "a": 9}
     async with store(scripted, warm=False) as state:
