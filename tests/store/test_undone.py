@@ -55,6 +55,15 @@ async def failed(faulty: FaultyEngine, batch: Batch | None) -> None:
     assert batch.failure is FULL
 
 
+async def claiming(world: World, engine: FaultyEngine, ttl: float = 30.0) -> asyncio.Task[int | None]:
+    """A claim of the lock by a, whose commit is under way and is to fail."""
+    waits_to_fail(engine)
+    claim = asyncio.create_task(world.lock(holder="a", ttl=ttl))
+    while not engine.commits:
+        await asyncio.sleep(0)
+    return claim
+
+
 def decided(world: World, *, upsert: bool = False, **fields: object) -> Batch | None:
     update = wire.Update(kind="lock", id="lock", record=dict(fields), upsert=upsert)
     return world.store.write_now(update, world.me).after
@@ -86,10 +95,7 @@ async def test_a_longer_ttl_that_was_not_stored_is_not_taken_for_stored(world: W
 
 
 async def test_a_claim_that_did_not_happen_takes_no_time_from_the_next_one(world: World, faulty: FaultyEngine):
-    waits_to_fail(faulty)
-    refused = asyncio.create_task(world.lock(holder="a", ttl=5.0))
-    while not faulty.commits:
-        await asyncio.sleep(0)
+    refused = await claiming(world, faulty, ttl=5.0)
     assert await world.lock(holder="b", ttl=5.0) is None
     faulty.let_go()
     with pytest.raises(NoSpace):
@@ -101,10 +107,7 @@ async def test_a_claim_that_did_not_happen_takes_no_time_from_the_next_one(world
 
 
 async def test_whoever_waits_for_a_claim_that_did_not_happen_gets_what_is_free(world: World, faulty: FaultyEngine):
-    waits_to_fail(faulty)
-    refused = asyncio.create_task(world.lock(holder="a"))
-    while not faulty.commits:
-        await asyncio.sleep(0)
+    refused = await claiming(world, faulty)
     other = Caller(said_hello=True, client="b", name="b")
     waiting = asyncio.create_task(world.claim(other, kind="lock", id="lock", wait=3600.0))
     while not world.claims.awaited:
@@ -151,10 +154,7 @@ async def test_on_a_shared_engine_a_claim_that_did_not_happen_takes_no_time_from
     engine = FaultyEngine(WeakEngine(WeakStorage()))
     await engine.open()
     world = world_on(engine)
-    waits_to_fail(engine)
-    refused = asyncio.create_task(world.lock(holder="a", ttl=5.0))
-    while not engine.commits:
-        await asyncio.sleep(0)
+    refused = await claiming(world, engine, ttl=5.0)
     pending = world.store.commits.pending(("lock", "lock"))
     assert pending is not None
     assert not world.store.leases.stood_still(pending[0])
