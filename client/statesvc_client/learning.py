@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -213,29 +213,23 @@ class Learner:
 
     def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any]) -> None:
         """What an answer to a write says. Called with the desk's lock held."""
-        if op == "txn":
-            for part, result in zip(message["ops"], reply.get("results", ()), strict=False):
-                self._learn_written(part.get("op", ""), part, result)
-            return
-        cache = self._desk.caches[message.get("kind", "job")]
-        records = _records(reply)
-        for record in records:
-            cache.images.observe(_image_of(record, cache.id_field))
-        written = _written(message, cache.id_field)
-        if op in ("create", "update", "sync"):
-            # Answers to writes leave secrets out, or the records altogether: what was written is asked for.
-            cache.wanted |= dict.fromkeys(written)
-        elif not records and not cache.followed:
-            cache.wanted |= dict.fromkeys(id for id in written if id in cache.views)
+        for write, part, result in _each_write(op, message, reply):
+            cache = self._desk.caches[part.get("kind", "job")]
+            records = _records(result)
+            for record in records:
+                cache.images.observe(_image_of(record, cache.id_field))
+            written = _written(part, cache.id_field)
+            if write in ("create", "update", "sync"):
+                # Answers to writes leave secrets out, or the records altogether: what was written is asked for.
+                cache.wanted |= dict.fromkeys(written)
+            elif not records and not cache.followed:
+                cache.wanted |= dict.fromkeys(id for id in written if id in cache.views)
 
     def _doubt_written(self, op: str, message: dict[str, Any], reply: dict[str, Any]) -> None:
         """Ask for what a write concerned whose answer cannot be taken in. Called with the desk's lock held."""
-        if op == "txn":
-            for part, result in zip(message["ops"], reply.get("results", ()), strict=False):
-                self._doubt_written(part.get("op", ""), part, result)
-            return
-        cache = self._desk.caches[message.get("kind", "job")]
-        cache.wanted |= dict.fromkeys(_written(message, cache.id_field) + _ids(_records(reply), cache.id_field))
+        for _, part, result in _each_write(op, message, reply):
+            cache = self._desk.caches[part.get("kind", "job")]
+            cache.wanted |= dict.fromkeys(_written(part, cache.id_field) + _ids(_records(result), cache.id_field))
 
     async def fetch(self, id: str, kind: str, timeout: float | None) -> dict[str, Any] | None:
         try:
@@ -290,6 +284,17 @@ def _record(reply: dict[str, Any]) -> dict[str, Any] | None:
 def _records(reply: dict[str, Any]) -> list[dict[str, Any]]:
     one = _record(reply)
     return [one] if one is not None else reply.get("jobs") or reply.get("records") or []
+
+
+def _each_write(
+    op: str, message: dict[str, Any], reply: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """A write with its answer; of a transaction, each of its writes."""
+    if op != "txn":
+        yield op, message, reply
+        return
+    for part, result in zip(message["ops"], reply.get("results", ()), strict=False):
+        yield part.get("op", ""), part, result
 
 
 def _written(message: dict[str, Any], id_field: str) -> list[str]:
