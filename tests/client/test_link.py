@@ -377,15 +377,21 @@ async def test_an_answer_of_the_epoch_before_brings_nothing_back(scripted, warm)
         assert held(state, "j")["a"] == 2
 
 
+async def asked_before_a_new_epoch(scripted, state, op, **fields):
+    """A call that is under way while the link hears of another epoch."""
+    scripted.silent = True
+    answer = asyncio.create_task(state.call(op, **fields))
+    await scripted.until(lambda: len(scripted.frames) == 1)
+    scripted.epoch = "epoch-2"
+    scripted.cut_link()
+    await until_soon(lambda: state.counters.epochs, "the new epoch")
+    return answer
+
+
 async def test_what_a_call_wrote_in_the_epoch_before_is_not_shown(scripted):
     scripted.tells["retry"] = {"job": {"uuid": "j", "revision": 9, "uid": "u", "a": 9}}
     async with store(scripted, warm=False) as state:
-        scripted.silent = True
-        answer = asyncio.create_task(state.call("retry", jobId="j"))
-        await scripted.until(lambda: len(scripted.frames) == 1)
-        scripted.epoch = "epoch-2"
-        scripted.cut_link()
-        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        answer = await asked_before_a_new_epoch(scripted, state, "retry", jobId="j")
         scripted.speak()
         assert (await answer)["job"]["a"] == 9
         with pytest.raises(NotCached):
@@ -403,12 +409,7 @@ async def test_what_a_call_wrote_in_the_epoch_before_is_not_shown(scripted):
 async def test_what_a_call_wrote_when_the_epoch_changed_is_asked_for(scripted, op, fields, told):
     scripted.tells[op] = told
     async with store(scripted, warm=False) as state:
-        scripted.silent = True
-        answer = asyncio.create_task(state.call(op, **fields))
-        await scripted.until(lambda: len(scripted.frames) == 1)
-        scripted.epoch = "epoch-2"
-        scripted.cut_link()
-        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        answer = await asked_before_a_new_epoch(scripted, state, op, **fields)
         scripted.records["j"] = {"uuid": "j", "revision": 1, "uid": "v", "a": 1}
         scripted.speak()
         await answer
@@ -418,12 +419,7 @@ async def test_what_a_call_wrote_when_the_epoch_changed_is_asked_for(scripted, o
 async def test_what_a_call_deleted_when_the_epoch_changed_is_shown_no_more(scripted):
     scripted.records["j"] = {"uuid": "j", "revision": 1, "uid": "u"}
     async with store(scripted, warm=False) as state:
-        scripted.silent = True
-        answer = asyncio.create_task(state.call("delete", jobId="j"))
-        await scripted.until(lambda: len(scripted.frames) == 1)
-        scripted.epoch = "epoch-2"
-        scripted.cut_link()
-        await until_soon(lambda: state.counters.epochs, "the new epoch")
+        answer = await asked_before_a_new_epoch(scripted, state, "delete", jobId="j")
         await state.fetch("j")
         assert shows(state, "j")
         scripted.records.clear()

@@ -217,11 +217,16 @@ def pipe() -> Iterator[tuple[IO[str], IO[str]]]:
         yield out, into
 
 
+def say_much() -> None:
+    """A thousand lines: more than any pipe or terminal holds."""
+    for number in range(1000):
+        logs.get("x").info("said", number=number, pad="x" * 500)
+
+
 def test_nobody_waits_for_a_reader_that_stands_still_and_it_gets_every_line_in_order(pipe):
     out, into = pipe
     logs.configure("info", "json", into)
-    for number in range(1000):
-        logs.get("x").info("said", number=number, pad="x" * 500)
+    say_much()
     assert [json.loads(out.readline())["number"] for _ in range(1000)] == list(range(1000))
     logs.finish()
     logs.get("x").info("afterwards")
@@ -241,8 +246,7 @@ def test_lines_beyond_the_bound_are_dropped_and_counted_where_they_are_missing(p
     monkeypatch.setattr(logs, "WAITING_BYTES", 20_000)
     out, into = pipe
     logs.configure("info", "json", into)
-    for number in range(1000):
-        logs.get("x").info("said", number=number, pad="x" * 500)
+    say_much()
     kept = []
     while (line := json.loads(out.readline()))["event"] == "said":
         kept.append(line["number"])
@@ -257,8 +261,7 @@ def test_nobody_waits_for_a_terminal_that_stands_still_either():
     reading, writing = pty.openpty()
     with os.fdopen(reading) as out, os.fdopen(writing, "w") as into:
         logs.configure("info", "json", into)
-        for number in range(1000):
-            logs.get("x").info("said", number=number, pad="x" * 500)
+        say_much()
         assert [json.loads(out.readline())["number"] for _ in range(1000)] == list(range(1000))
         logs.finish()
 
@@ -277,8 +280,7 @@ def test_a_line_beyond_the_bound_is_dropped_whole_and_told(pipe, monkeypatch):
 def test_a_reader_that_stood_still_and_went_away_does_not_stop_the_work(pipe):
     out, into = pipe
     logs.configure("info", "json", into)
-    for number in range(1000):
-        logs.get("x").info("said", number=number, pad="x" * 500)
+    say_much()
     out.close()
     logs.finish()
     logs.get("x").info("nobody reads this")
