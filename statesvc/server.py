@@ -90,6 +90,9 @@ THREADS_SECONDS = 1.0
 AN_ADMIN = Caller(admin=True)
 """Who connects with the rights of one, until it says more of itself; one value for all of them."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""What tells the daemon to end."""
+
 COLLECTOR = (50_000, 20, 50)
 """When cycles are looked for. The hot path makes none; to look after every 700 objects costs a part of it."""
 
@@ -108,13 +111,27 @@ def run(settings: Settings, *, parent_fd: int | None = None, announce: Announce 
         threads = ThreadPoolExecutor(thread_name_prefix="statesvc")
         runner.get_loop().set_default_executor(threads)
         server = Server(settings, backends.make(settings))
-        exit_code = runner.run(server.serve(parent_fd, announce))
-        threads.shutdown(wait=False)
-        if not (server.closed and runner.run(_threads_end_within(THREADS_SECONDS))):
+        # All in one run: a signal that comes between two is taken by neither.
+        exit_code, has_ended = runner.run(_from_start_to_end(server, threads, parent_fd, announce))
+        if not has_ended:
             # A thread is stuck, with a disk that does not answer or in a long replay: a proper exit would wait for it.
             logs.finish()
             os._exit(exit_code)
         return exit_code
+
+
+async def _from_start_to_end(
+    server: Server, threads: ThreadPoolExecutor, parent_fd: int | None, announce: Announce | None
+) -> tuple[int, bool]:
+    """The exit code, and whether nothing is under way any more."""
+    exit_code = await server.serve(parent_fd, announce)
+    threads.shutdown(wait=False)
+    has_ended = server.closed and await _threads_end_within(THREADS_SECONDS)
+    # What comes from here on ends the process by itself; what came before is heeded in this last turn of the loop.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    await asyncio.sleep(0)
+    return exit_code, has_ended
 
 
 class Server:
@@ -252,7 +269,7 @@ class Server:
 
     def _heed_signals(self, listener: Listener, parent_fd: int | None) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._heed, number, listener)
         if parent_fd is not None:
             watch_parent(loop, parent_fd, lambda: self._signalled("parent_gone"))

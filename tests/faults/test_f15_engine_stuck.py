@@ -45,8 +45,12 @@ class Misbehaving(MemoryEngine):
             raise Unavailable("the store is not open")
 
     async def _hang(self):
-        print('{"event": "hanging"}', file=sys.stderr, flush=True)
-        await asyncio.to_thread(threading.Event().wait)
+        await asyncio.to_thread(hang)
+
+def hang():
+    # Said by the thread: one that has not begun yet can still be called off.
+    print('{"event": "hanging"}', file=sys.stderr, flush=True)
+    threading.Event().wait()
 
 backends.make = lambda _: Misbehaving()
 main()
@@ -87,6 +91,40 @@ def test_a_thread_that_never_ends_does_not_hold_up_the_end_of_the_process(folder
         until(lambda: daemon.events("serving"), "the engine")
         assert daemon.stop() == 0
         assert daemon.events("stopped")[0]["exit_code"] == 0
+
+
+# `statesvc` that gets a second signal behind its drain, when what $AT names has ended.
+SIGNALLED = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from statesvc import logs
+from statesvc.cli import main
+
+owner, name = {"threads": (ThreadPoolExecutor, "shutdown"), "log": (logs, "finish")}[os.environ["AT"]]
+function = getattr(owner, name)
+
+def signalled(*threads, **_):
+    setattr(owner, name, function)
+    function(*threads)
+    os.kill(os.getpid(), int(os.environ["NUMBER"]))
+
+setattr(owner, name, signalled)
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", ["threads", "log"])
+def test_a_second_signal_counts_up_to_the_very_end(folder, at, number):
+    """Whether its threads have just ended, or the last lines of its log were written."""
+    env = {"AT": at, "NUMBER": str(int(number))}
+    daemon = Daemon(folder, "--log-format", "json", backend="memory", env=env)
+    daemon.command[1:3] = ["-c", SIGNALLED]
+    with daemon.serving():
+        daemon.signal(number)
+        assert daemon.exit_code() == -number
+        assert daemon.events("stopped")
+        assert "Aborted" not in daemon.stderr
 
 
 # --- a list that a disk does not answer ------------------------------------------------------------------------------
