@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -71,3 +71,9 @@ def by_record(log: Iterable[LogEntry]) -> dict[Key, list[tuple[Event, Row]]]:
     for entry in log:
         told.setdefault(entry.row.key, []).append((entry.event, entry.row))
     return told
+
+
+async def pieces(*rows: Row, most: int = 3) -> AsyncIterator[list[Row]]:
+    """Rows as a load takes them, so many at a time."""
+    for begin in range(0, len(rows), most):
+        yield list(rows[begin : begin + most])

@@ -15,7 +15,7 @@ import pytest
 from statesvc.backends.port import Engine, Event, LogKept, Query, Row, Write
 from statesvc_client.errors import Gone
 from tests.engines.addresses import Bench
-from tests.engines.rows import after, buried, commit, fill, hidden, removed, row
+from tests.engines.rows import after, buried, commit, fill, hidden, pieces, removed, row
 
 EVERYTHING = LogKept(since=0, most_bytes=1 << 40)
 NOTHING = LogKept(since=1 << 62, most_bytes=1 << 40)
@@ -40,11 +40,6 @@ async def timed(engine: Engine, name: str, times: Iterable[int]) -> list[Row]:
         assert await commit(engine, [(write,)]) == ["applied"]
         rows.append(write.row)
     return rows
-
-
-async def pieces(*rows: Row, most: int = 3) -> AsyncIterator[list[Row]]:
-    for begin in range(0, len(rows), most):
-        yield list(rows[begin : begin + most])
 
 
 # --- cutting the log -------------------------------------------------------------------------------------------------

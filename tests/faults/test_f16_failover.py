@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -229,7 +230,10 @@ def _expect_fenced(one: Daemon, lost: int) -> None:
 
 
 def _is_in_another_epoch(one: Daemon, before: Collection[str]) -> bool:
-    reply = ask(one, "hello")
+    try:
+        reply = ask(one, "hello")
+    except ConnectionError:  # ended with the epoch, before it was asked anything
+        return False
     return "epoch" in reply and reply["epoch"] not in before
 
 
@@ -274,6 +278,26 @@ def test_a_master_that_came_back_empty_before_anybody_noticed_begins_a_new_epoch
             wait_for_replica(replica)
 
         _two_daemons_lose(folder, pair.settings(namespace=a_namespace(), wait_replicas=1), lose)
+
+
+def test_a_server_that_came_back_empty_is_not_taken_for_new_once_a_daemon_meets_it_that_knows_better(folder: Path):
+    """That one stood still, so one that had never been there found the server first."""
+    values = {"namespace": a_namespace(), "timeout_seconds": 2.0}
+    with Server() as server, fleet(folder, "redis", server.settings(**values), 2) as (knowing, another):
+        epoch, lost = ask(knowing, "hello")["epoch"], _token_of_lock(knowing, "a worker")
+        another.kill()
+        knowing.signal(signal.SIGSTOP)
+        try:
+            server.kill()
+            server.start()
+            another.serving()
+            taken_for_new = until(lambda: ask(another, "hello").get("epoch"), "the server to be found")
+        finally:
+            knowing.signal(signal.SIGCONT)
+        for each in (knowing, another):
+            until(partial(_is_in_another_epoch, each, {epoch, taken_for_new}), "the new epoch")
+        assert ask(knowing, "hello")["epoch"] == ask(another, "hello")["epoch"]
+        _expect_fenced(another, lost)
 
 
 # --- what a server may say -------------------------------------------------------------------------------------------

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import pytest
 
+from statesvc.backends.epoch_names import token_floor
 from statesvc.backends.port import LogKept, Query
 from statesvc.backends.redis import commits
 from statesvc.backends.redis.durability import durability_of
 from statesvc.backends.redis.epochs import Trust, unproven
 from statesvc.backends.redis.facts import Facts
 from statesvc_client.errors import StateError, Unavailable
-from tests.engines.rows import after, born, fill, row
+from tests.engines.rows import after, born, fill, pieces, row
 from tests.redis.conftest import once_it_works
 from tests.redis.engines import opened
 from tests.redis.servers import SentinelPair, Server, wait_for_replica
@@ -119,6 +121,96 @@ async def test_a_server_that_is_emptied_while_it_runs_begins_a_new_epoch(namespa
             assert await engine.commit([born("a")]) == ["applied"]
             assert await other.get([("job", "a")]) == [row("a")]
             assert other.epoch == engine.epoch
+
+
+async def test_a_daemon_that_knows_what_was_lost_does_not_go_along_with_one_that_knows_nothing(namespace: str):
+    """Which found the server first, and took it for a new one: tokens would begin at 1 again."""
+    with Server() as server:
+        async with opened(server, namespace) as knowing, opened(server, namespace) as idle:
+            told, epoch = Told(knowing), knowing.epoch
+            await fill(knowing, [row("a")])
+            server.kill()
+            server.start()
+            async with opened(server, namespace) as new:
+                taken_for_new = new.epoch
+                assert token_floor(taken_for_new) == 0
+                await fill(new, [row("b")])
+                assert await knowing.get([("job", "a"), ("job", "b")]) == [None, row("b")]
+                assert knowing.epoch not in (epoch, taken_for_new)
+                assert token_floor(knowing.epoch) > 0
+                assert told.times == 1
+                await asyncio.gather(new.ping(), idle.ping())
+                assert new.epoch == idle.epoch == knowing.epoch
+
+
+async def test_a_server_emptied_while_it_runs_and_taken_for_a_new_one_begins_a_new_epoch(namespace: str):
+    """There is no other server to be met: the epoch alone says that the one that was known is gone."""
+    with Server() as server:
+        async with opened(server, namespace) as knowing:
+            (a,) = await fill(knowing, [row("a")])
+            server.say("FLUSHALL")
+            async with opened(server, namespace) as new:
+                assert token_floor(new.epoch) == 0
+                assert await knowing.commit([(after(a),)]) == ["conflict"]
+                assert token_floor(knowing.epoch) > 0
+
+
+async def test_a_daemon_that_knows_what_was_lost_and_founds_too_late_does_not_go_along_either(namespace: str):
+    """It saw that nothing was there, and so did one that knows nothing, which was quicker."""
+    with Server() as server:
+        async with opened(server, namespace) as knowing, AsyncExitStack() as others:
+            await fill(knowing, [row("a")])
+            server.say("FLUSHALL")
+            taken_for_new: list[str] = []
+
+            async def overtaken(*commands: Any) -> list[Any]:
+                replies = await knowing._link.ask(*commands)
+                if not taken_for_new:
+                    taken_for_new.append((await others.enter_async_context(opened(server, namespace))).epoch)
+                return replies
+
+            await knowing._namespace.judge.judge(lambda: knowing._link.facts, overtaken)
+            assert token_floor(knowing.epoch) > token_floor(taken_for_new[0]) == 0
+
+
+async def test_a_new_epoch_is_above_the_one_that_was_known_also_where_the_clock_was_set_back(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    with Server() as server:
+        async with opened(server, namespace) as knowing, AsyncExitStack() as others:
+            await knowing.load(pieces())
+            floor = token_floor(knowing.epoch)
+            monkeypatch.setattr(time, "time_ns", lambda: 0)
+            server.say("FLUSHALL")
+            new = await others.enter_async_context(opened(server, namespace))
+            await knowing.ping()
+            assert token_floor(knowing.epoch) > floor > token_floor(new.epoch) == 0
+
+
+async def test_however_many_reads_meet_a_new_epoch_all_of_them_are_answered(namespace: str):
+    """Each looks by itself what holds, and all of them see the same."""
+    with Server() as server:
+        async with opened(server, namespace) as one, opened(server, namespace) as other:
+            (a,) = await fill(one, [row("a")])
+            epoch = other.epoch
+            await one.load(pieces(a))
+            assert other.epoch == epoch
+            found = await asyncio.gather(*(other.query(Query(kind="job", limit=10)) for _ in range(100)))
+            assert found == [[a]] * 100
+            assert other.epoch == one.epoch != epoch
+
+
+async def test_a_server_that_takes_over_while_the_epoch_is_looked_at_is_judged_by_what_it_says_itself(namespace: str):
+    """By what the one before it said, it would be another one that may lack something."""
+    with in_a_row() as (master, replica):
+        both = {"endpoint": f"{master.address},{replica.address}"}
+        async with opened(master, namespace, wait_replicas=1, wait_seconds=30.0, **both) as engine:
+            told, epoch = Told(engine), engine.epoch
+            await fill(engine, [row("a")])
+            replica.say("REPLICAOF", "NO", "ONE")
+            master.kill()
+            await engine._namespace.learn()
+            assert (engine.epoch, told.times) == (epoch, 0)
 
 
 async def test_a_server_that_syncs_every_write_keeps_its_epoch_through_a_crash(namespace: str):

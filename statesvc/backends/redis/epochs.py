@@ -10,7 +10,9 @@ judged last. Whoever meets another one judges it and writes that down, for all d
     a server that started again         has everything where each write was on its disk before it was acknowledged
     anything else                       may have lost something: a new epoch
 
-Beside that each daemon looks for the newest entry it has itself acknowledged: if it is gone, all proofs are void.
+Beside that each daemon looks for the newest entry it has itself acknowledged: if it is gone, all proofs are void. They
+are void, too, where the epoch it meets cannot have followed the one it knows: then the server had lost everything, and
+another daemon, which knew of nothing, took it for a new one.
 """
 
 from __future__ import annotations
@@ -74,42 +76,48 @@ class Judge:
         if self._acknowledged is None or entry.number > self._acknowledged.number:
             self._acknowledged = entry
 
-    async def judge(self, facts: Facts, ask: Ask) -> None:
-        """Settle which epoch holds on this server. Raises `Unavailable` when this daemon must not use it."""
-        identity = f"{facts.run_id} {facts.replid}"
+    async def judge(self, met: Callable[[], Facts], ask: Ask) -> None:
+        """Settle which epoch holds on the server that `ask` reaches, `met` being what it says of itself. Raises
+        `Unavailable` when this daemon must not use it."""
         for _ in range(ATTEMPTS):
-            judgements = self._judgements
+            judgements, facts = self._judgements, met()
+            identity = _identity(facts)
             meta = await self._read(facts, ask)
+            if _identity(met()) != identity:
+                continue  # another server answered: with what is known of the one before it would look like a loss
             if meta is None:
                 meta = await self._founded(facts, identity, ask)
             elif meta.oldest > FORMAT:
                 raise too_new(self._namespace, meta.oldest)
-            elif meta.server != identity or self._met not in (None, identity):
-                settled = await self._settled(meta, facts, identity, ask)
-                if settled is None:
-                    continue
-                meta = settled
-            # Another connection of ours may have been judged meanwhile: what was read before that is old.
+            elif meta.server != identity or self._met not in (None, identity) or not self._follows(meta.epoch):
+                meta = await self._settled(meta, facts, identity, ask)
+            if meta is None:
+                continue
+            # Another connection of ours may have been judged meanwhile: then what was read is old, or the same.
             if self._judgements == judgements:
                 self._take(meta, identity)
-                return
-        raise Unavailable(f"redis at {facts.address}: daemons do not agree on the epoch of {self._namespace}")
+            elif (meta.epoch, identity) != (self._epoch, self._met):
+                continue
+            return
+        raise Unavailable(f"redis at {met().address}: daemons do not agree on the epoch of {self._namespace}")
 
     async def _read(self, facts: Facts, ask: Ask) -> Meta | None:
         [reply] = await ask(("HMGET", namespace_key(self._namespace), *FIELDS))
         return read_meta(_checked(reply, facts))
 
     async def _founded(self, facts: Facts, identity: str, ask: Ask) -> Meta | None:
+        """What holds in a namespace that was made now; None when another daemon was quicker, and is to be judged."""
         fresh = epoch_names.first() if self._epoch is None else epoch_names.following(self._epoch)
         made, fields = await self._run(facts, ask, "found", FORMAT, OLDEST, fresh, identity, *FIELDS)
-        if made:
-            log.info("redis_namespace_made", namespace=self._namespace, server=facts.address)
+        if not made:
+            return None
+        log.info("redis_namespace_made", namespace=self._namespace, server=facts.address)
         return read_meta(fields)
 
     async def _settled(self, meta: Meta, facts: Facts, identity: str, ask: Ask) -> Meta | None:
         """What holds after this judgement; None when another daemon was quicker."""
         doubt = await self._doubt(meta, facts, identity, ask)
-        epoch = meta.epoch if doubt is None else epoch_names.following(meta.epoch)
+        epoch = meta.epoch if doubt is None else epoch_names.following(meta.epoch, self._known_floor)
         reply = await self._run(facts, ask, "adjudicate", meta.epoch, meta.server, epoch, identity, *FIELDS)
         after = read_meta(reply)
         if after is None or (after.epoch, after.server) != (epoch, identity):
@@ -120,9 +128,7 @@ class Judge:
             log.warning("redis_epoch_begun", namespace=self._namespace, server=facts.address, reason=doubt)
         return after
 
-    def _take(self, meta: Meta | None, identity: str) -> None:
-        if meta is None:
-            raise Unavailable(f"the namespace {self._namespace} went away while it was being made")
+    def _take(self, meta: Meta, identity: str) -> None:
         if meta.epoch != self._epoch:
             self._acknowledged = None
         self._epoch, self._met = meta.epoch, identity
@@ -133,9 +139,21 @@ class Judge:
 
     async def _doubt(self, meta: Meta, facts: Facts, identity: str, ask: Ask) -> str | None:
         """Why acknowledged writes may be missing; None when all are shown to be there."""
+        if not self._follows(meta.epoch):
+            return "the epoch that was known here is gone, and the one in its place is new or older"
         if not await self._has_own_newest(meta, facts, ask):
             return "the newest write acknowledged here is not there"
         return None if meta.server == identity else unproven(meta.server, facts, self._trust)
+
+    def _follows(self, epoch: str) -> bool:
+        """Whether this epoch is the known one or may have come behind it: each has a higher floor than the last."""
+        if self._epoch is None or epoch == self._epoch:
+            return True
+        return epoch_names.token_floor(epoch) > self._known_floor
+
+    @property
+    def _known_floor(self) -> int:
+        return 0 if self._epoch is None else epoch_names.token_floor(self._epoch)
 
     async def _has_own_newest(self, meta: Meta, facts: Facts, ask: Ask) -> bool:
         own = self._acknowledged
@@ -152,6 +170,10 @@ class Judge:
     async def _run(self, facts: Facts, ask: Ask, name: str, *arguments: str | int) -> Any:
         [reply] = await ask(script(name).whole(namespace_key(self._namespace), *arguments))
         return _checked(reply, facts)
+
+
+def _identity(facts: Facts) -> str:
+    return f"{facts.run_id} {facts.replid}"
 
 
 def unproven(judged: str, facts: Facts, trust: Trust) -> str | None:

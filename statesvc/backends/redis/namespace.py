@@ -46,7 +46,7 @@ class Namespace:
         link.greet = self._greet
 
     async def _greet(self, facts: Facts, ask: Ask) -> None:
-        await self.judge.judge(facts, ask)
+        await self.judge.judge(lambda: facts, ask)
         self.used_memory = facts.used_memory
         self.met(facts)
 
@@ -70,7 +70,7 @@ class Namespace:
 
     async def learn(self) -> Meta:
         """Look what holds now."""
-        await self.judge.judge(self.link.facts, self.link.ask)
+        await self.judge.judge(lambda: self.link.facts, self.link.ask)
         return self.known
 
     # --- reads -----------------------------------------------------------------------------------------------------

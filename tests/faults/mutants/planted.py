@@ -515,6 +515,14 @@ SHARED = (
         "        return self._token_floor",
         ("test_a_master_that_came_back_empty_before_anybody_noticed_begins_a_new_epoch_and_everybody_is_told",),
     ),
+    Mutant(
+        "empty_server_taken_for_new",
+        "a daemon that knows what a Redis held goes along with one that found it empty, and tokens begin at 1",
+        "statesvc/backends/redis/epochs.py",
+        "        return epoch_names.token_floor(epoch) > self._known_floor",
+        "        return True",
+        ("test_a_server_that_came_back_empty_is_not_taken_for_new_once_a_daemon_meets_it_that_knows_better",),
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (*ANSWERS, *ONCE, *DISK, *RULES, *BOUNDS, *SHARED)
