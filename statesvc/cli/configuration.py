@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from statesvc.cli.paths import A_PATH
 from statesvc.config import Loaded, load
 from statesvc.config.sources import as_plain
 
@@ -17,7 +18,7 @@ def config_command() -> None:
 
 
 @config_command.command("show")
-@click.option("--config", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option("--config", type=A_PATH, help="The configuration file.")
 @click.option("--origin", is_flag=True, help="Say for each key where its value came from.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def show_command(config: Path | None, origin: bool, output: str) -> None:
@@ -51,7 +52,7 @@ def _show_to_people(loaded: Loaded, origin: bool) -> None:
 
 
 @config_command.command("check")
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.argument("file", type=A_PATH, required=False)
 def check_command(file: Path | None) -> None:
     """Check FILE, or whatever would be used. Exits 78 and lists every problem when it is not good.
 

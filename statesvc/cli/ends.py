@@ -149,7 +149,11 @@ def _check_there(folder: Path) -> None:
     from statesvc.backends.sqlite.paths import Paths
 
     paths = Paths.below(folder)
-    if not any(path.exists() for path in (paths.log, paths.state, paths.incoming)):
+    try:
+        is_there = any(path.exists() for path in (paths.log, paths.state, paths.incoming))
+    except PermissionError:
+        raise click.UsageError(f"{folder} may not be looked into by uid {os.geteuid()}") from None
+    if not is_there:
         raise click.UsageError(f"{folder} holds no store: there is neither log.db nor state.db in it")
 
 

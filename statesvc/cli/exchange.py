@@ -41,7 +41,12 @@ _TIMEOUT_SECONDS = 60.0
 @click.option("--kind", "kinds", multiple=True, help="Only this kind; give it again for more than one.")
 @click.option("--secrets", is_flag=True, help="With secretEnvironment; the file is then for its owner alone.")
 @click.option(
-    "-o", "--output", "file", type=click.Path(dir_okay=False), default="-", help="The file; - is standard output."
+    "-o",
+    "--output",
+    "file",
+    type=click.Path(dir_okay=False, readable=False),
+    default="-",
+    help="The file; - is standard output.",
 )
 @talking(timeout=_TIMEOUT_SECONDS, prints=False)
 def export_command(talk: Talk, *, kinds: tuple[str, ...], secrets: bool, file: str) -> None:

@@ -12,6 +12,7 @@ import click
 from statesvc.cli import ends
 from statesvc.cli.options import output_option
 from statesvc.cli.output import chosen_format, show_table, show_value
+from statesvc.cli.paths import A_PATH
 from statesvc.cli.progress import Meter
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _UNITS = {"following": "entries"}
 )
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=A_PATH,
     help="The source's daemon, unless its configuration names it; only needed while one has a sqlite folder open.",
 )
 @output_option

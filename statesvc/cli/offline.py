@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statesvc.cli.failures import DATA_CORRUPT, IO_FAILURE
+from statesvc.cli.paths import A_PATH
 from statesvc.cli.session import Told
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ class Broken(Exception):
     exit_code = IO_FAILURE
 
 
-data_option = click.option(
-    "--data", type=click.Path(path_type=Path), help="The data folder; from the configuration when not given."
-)
+data_option = click.option("--data", type=A_PATH, help="The data folder; from the configuration when not given.")
 
 
 def settings_for(data: Path | None) -> Settings:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from statesvc.cli.output import FORMATS, chosen_format
+from statesvc.cli.paths import A_PATH
 from statesvc.cli.session import Session
 
 Verb = Callable[..., None]
@@ -54,7 +55,7 @@ output_option = click.option(
 
 _socket_option = click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=A_PATH,
     envvar="STATESVC_SOCKET",
     show_envvar=True,
     help="The daemon's socket; from the configuration when not given.",

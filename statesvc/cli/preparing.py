@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from statesvc.cli.failures import DATA_CORRUPT, ERROR
 from statesvc.cli.options import output_option
 from statesvc.cli.output import chosen_format, show_table, show_value
+from statesvc.cli.paths import A_PATH
 
 if TYPE_CHECKING:
     from statesvc.backends.port import Step
@@ -28,8 +28,8 @@ class _Away(Exception):
 
 @click.command("init")
 @click.option("--backend", metavar="NAME", help="sqlite (default), memory, redis or dynamodb.")
-@click.option("--data", type=click.Path(path_type=Path), help="The folder of the sqlite files.")
-@click.option("--config", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option("--data", type=A_PATH, help="The folder of the sqlite files.")
+@click.option("--config", type=A_PATH, help="The configuration file.")
 @click.option("--dry-run", is_flag=True, help="Only look, and print what would be made; change nothing.")
 @output_option
 @click.pass_context

@@ -15,6 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from statesvc.cli.paths import A_PATH
 from statesvc.config import KNOWN_BACKENDS, Settings, load
 
 
@@ -24,13 +25,13 @@ def _complete_backend(_ctx: click.Context, _param: click.Parameter, begun: str) 
 
 # A wrong value is left to the configuration, which exits 78 and says what is allowed, whatever its source.
 @click.command("serve")
-@click.option("--socket", type=click.Path(path_type=Path), help="Where to listen.")
+@click.option("--socket", type=A_PATH, help="Where to listen.")
 @click.option(
     "--backend", metavar="NAME", shell_complete=_complete_backend, help="sqlite (default), memory, redis or dynamodb."
 )
-@click.option("--data", type=click.Path(path_type=Path), help="The folder of the sqlite files.")
+@click.option("--data", type=A_PATH, help="The folder of the sqlite files.")
 @click.option("--durability", metavar="LEVEL", help="disk (default) or os.")
-@click.option("--config", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option("--config", type=A_PATH, help="The configuration file.")
 @click.option("--require-backend", is_flag=True, default=None, help="Exit 69 when the engine cannot be opened.")
 @click.option("--drain-seconds", type=float, metavar="SECONDS", help="How long requests may take to finish at the end.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info (default), warning or error.")

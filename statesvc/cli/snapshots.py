@@ -10,6 +10,7 @@ import click
 from statesvc.cli import offline
 from statesvc.cli.options import LONG_WORK_SECONDS, Talk, output_option, talking
 from statesvc.cli.output import chosen_format, show_one
+from statesvc.cli.paths import A_PATH
 from statesvc.cli.progress import Meter
 
 
@@ -60,7 +61,7 @@ def restore_command(talk: Talk, *, path: str, without_daemon: bool, data: Path |
 
 
 @snapshot_command.command("inspect")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=A_PATH)
 @offline.data_option
 @output_option
 def inspect_command(path: Path, data: Path | None, output: str | None) -> None:

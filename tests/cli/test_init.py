@@ -16,6 +16,7 @@ from statesvc_client.errors import Unavailable
 from tests.cli.running import run
 from tests.dynamodb import servers as dynamodb_servers
 from tests.engines import places
+from tests.users import not_root
 
 
 def test_memory_needs_nothing():
@@ -53,6 +54,16 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path, words):
     answer = run("init", "--data", str(folder), *words)
     assert answer.code == 73
     assert "others may write to the data folder" in answer.err
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_folder_that_this_user_may_not_use_is_refused(socket_folder, words):
+    (socket_folder / "data").mkdir(mode=0o000)
+    socket_folder.chmod(0o755)
+    with not_root():
+        told = run("init", "--data", str(socket_folder / "data"), *words)
+    assert told.code == 73
+    assert "may not read and write in the data folder" in told.err
 
 
 def test_the_engine_of_the_configuration_file_is_prepared(tmp_path):

@@ -28,6 +28,7 @@ from tests.cli.running import (
     started,
 )
 from tests.cli.test_snapshots import everything_from
+from tests.users import not_root
 
 FROZEN = (
     "statesvc: the source is frozen: go on with the same command, or take that back with --thaw-source "
@@ -353,6 +354,14 @@ def test_a_daemon_is_no_target(serving, tmp_path, target):
     )
     assert answer.code == 2
     assert "name the engine, not a daemon" in answer.err
+
+
+def test_a_source_that_this_user_may_not_look_into_is_named(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o000)
+    with not_root():
+        answer = run("migrate", "--from", f"sqlite:{tmp_path / 'closed'}", "--to", f"sqlite:{tmp_path / 'to'}")
+    assert answer.code == 2
+    assert "may not be looked into" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from statesvc import __version__, logs
 from statesvc.cli import serve as serving
-from statesvc.cli.app import COMMANDS
+from statesvc.cli.app import COMMANDS, cli
 from statesvc.cli.manual import manual
 from statesvc.config import Settings, sources
 from statesvc.config.model import leaves
 from statesvc.config.sources import Loaded
 from statesvc_client import wire
 from tests.cli.running import daemon, plain_environment, run
+from tests.users import not_root
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -140,12 +142,10 @@ def test_config_tells_the_usual_places_it_may_not_look_at_and_verbs_do_without_t
     place = tmp_path / "closed" / "statesvc.yml"
     place.parent.mkdir(mode=0o000)
     monkeypatch.setattr(sources, "USUAL_FILES", (place,))
-    own = os.geteuid()
-    os.seteuid(own or 54321)
     try:
-        checked, shown, asked = run("config", "check"), run("config", "show", "-o", "json"), run("ping")
+        with not_root():
+            checked, shown, asked = run("config", "check"), run("config", "show", "-o", "json"), run("ping")
     finally:
-        os.seteuid(own)
         place.parent.chmod(0o700)
     told = f"statesvc: {place}: not looked at, for want of permission\n"
     assert (checked.code, checked.out) == (0, "good: no file, defaults and environment only\n")
@@ -208,3 +208,28 @@ def test_every_command_explains_itself(command):
 
 def test_the_manual_is_what_the_commands_say():
     assert (DOCS / "CLI.md").read_text() == manual(), "run: python -m statesvc.cli.manual > docs/CLI.md"
+
+
+def every_command(command: click.Command) -> Iterator[click.Command]:
+    """This one, and all below it."""
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from every_command(below)
+
+
+def test_no_path_is_looked_at_before_it_is_used():
+    """It may be gone between two looks: a name in a folder of all is anybody's for a moment."""
+    paths = [
+        (command.name, param.name, param.type)
+        for command in every_command(cli)
+        for param in command.params
+        if isinstance(param.type, click.Path)
+    ]
+    assert {("serve", "socket"), ("serve", "data"), ("init", "data"), ("export", "file")} <= {
+        (command, name) for command, name, _ in paths
+    }
+    assert [(command, name) for command, name, type_ in paths if type_.readable or type_.exists] == []

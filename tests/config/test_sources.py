@@ -13,6 +13,7 @@ from statesvc.config import BadConfiguration, Secret, Settings, load
 from statesvc.config import file as file_module
 from statesvc.config import sources as sources_module
 from statesvc_client import wire
+from tests.users import not_root
 
 JOBLET_FILE = """
 version: "3.0"
@@ -74,12 +75,10 @@ def problems_of(flags=None, environ=None) -> str:
 def closed(folder: Path) -> Iterator[None]:
     """Nobody may look into the folder, and we are not root."""
     folder.chmod(0)
-    own = os.geteuid()
-    os.seteuid(own or 54321)
     try:
-        yield
+        with not_root():
+            yield
     finally:
-        os.seteuid(own)
         folder.chmod(0o700)
 
 
@@ -439,9 +438,10 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     assert "not a YAML file in UTF-8" in problems_of({"config": file})
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
-    assert "cannot be read" in problems_of({"config": written(tmp_path, "", 0o000)})
+    file = written(tmp_path, "", 0o000)
+    with not_root():
+        assert "cannot be read" in problems_of({"config": file})
 
 
 def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):

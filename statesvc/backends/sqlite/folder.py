@@ -20,6 +20,8 @@ def prepared(folder: Path, *, dry_run: bool) -> Step:
     was_there = os.path.lexists(folder)
     if was_there or not dry_run:
         make_safe_folder(folder)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            raise UnsafePath(str(folder), f"uid {os.geteuid()} may not read and write in the data folder")
     state: Literal["there", "made", "missing"] = "there" if was_there else "missing" if dry_run else "made"
     return Step(f"the folder {folder}", state, "nothing else is needed: the daemon makes its files in it")
 
