@@ -65,7 +65,7 @@ bench-quick: $(VENV)/dev.stamp ## The same in two minutes, with smaller stores; 
 counts: $(VENV)/dev.stamp ## Count what a request takes beside what is usual; COUNTS_ARGS=--write makes it the usual
 	$(BIN)/python -m benchmarks.counts $(COUNTS_ARGS)
 
-.PHONY: faults soak fuzz mutants
+.PHONY: faults soak fuzz fuzz-quick mutants
 
 faults: $(VENV)/dev.stamp ## Attack the promises for some minutes; FAULTS_ARGS=--full takes hours
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
@@ -76,10 +76,13 @@ soak: $(VENV)/dev.stamp ## An hour of load with a fault a minute, after half an 
 fuzz: $(VENV)/dev.stamp $(VENV)/fuzz.stamp ## Millions of broken frames, and the coverage-guided fuzzer
 	$(BIN)/python -m tests.faults.fuzz --frames 5000000 --socket-frames 200000 --guided-seconds 300 $(FUZZ_ARGS)
 
+fuzz-quick: $(VENV)/dev.stamp $(VENV)/fuzz.stamp ## The same in a minute
+	$(BIN)/python -m tests.faults.fuzz --frames 20000 --socket-frames 2000 --guided-seconds 20 $(FUZZ_ARGS)
+
 mutants: $(VENV)/dev.stamp ## Plant bugs one by one, and see the tests catch each
 	$(BIN)/python -m tests.faults.mutants $(MUTANTS_ARGS)
 
-.PHONY: audit sbom
+.PHONY: audit sbom dist
 
 audit: $(VENV)/dev.stamp $(VENV)/audit.stamp ## Look up known vulnerabilities of everything pinned; exits 2 when it cannot
 	$(BIN)/python .ci/audit.py $(VENV)/audit/bin/pip-audit .ci/requirements-*.txt
@@ -91,6 +94,9 @@ $(VENV)/audit.stamp: .ci/requirements-audit.txt | $(BIN)/python
 
 sbom: $(VENV)/dev.stamp ## Write the bill of materials of the release to dist/
 	$(BIN)/python .ci/sbom.py dist/statesvc.cdx.json
+
+dist: sbom ## Build the release into dist/: both wheels and their bill of materials
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist ./client .
 
 # ---- installation: every file is pinned by hash, nothing is downloaded twice ----
 

@@ -24,6 +24,9 @@ from .inputs import CORPUS
 
 LONGEST_INPUT = 4096
 
+CHATTER = ("#", '"')
+"""How lines of libFuzzer's begin that tell how far it is, many times a second, or what it would put in a dictionary."""
+
 _EXECUTED = re.compile(r"stat::number_of_executed_units: *(\d+)")
 _COVERED = re.compile(r"^#\d+\s.*\bcov: (\d+)")
 
@@ -86,18 +89,18 @@ def _about(stream: bytes) -> str:
 
 
 def _in_its_own_process(*options: str) -> Outcome:
-    """libFuzzer ends the process it runs in. What it says is shown as it comes."""
+    """libFuzzer ends the process it runs in. What it says is shown as it comes, and how far it is now and then."""
     common = [f"-max_len={LONGEST_INPUT}", "-timeout=60", "-rss_limit_mb=1024", "-print_final_stats=1"]
     command = [sys.executable, "-m", "tests.faults.fuzz.guided_process", *common, *options]
     # It ends without tidying up.
     with program.scratch() as folder:
         env = os.environ | {"TMPDIR": str(folder)}
-        outcome = Outcome(0)
+        outcome, how_far = Outcome(0), program.NowAndThen()
         with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, errors="replace") as process:
             try:
                 assert process.stderr is not None
                 for line in process.stderr:
-                    program.say(line.rstrip("\n"))
+                    (how_far if line.startswith(CHATTER) else program.say)(line.rstrip("\n"))
                     outcome = outcome.told(line)
             except BaseException:
                 process.kill()
