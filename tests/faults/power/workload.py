@@ -115,7 +115,7 @@ class Life:
         self._notes = Notes(folder / NOTES, durability)
         self._durability = durability
         self._seqs = dict.fromkeys(range(CLIENTS), 0)
-        self._life = os.urandom(2).hex()
+        self._life = os.urandom(8).hex()
 
     async def run(self, script: Sequence[str]) -> None:
         for name in script:
