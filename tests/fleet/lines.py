@@ -112,14 +112,17 @@ class Speaker:
         *,
         numbered: bool = True,
         insists: float = 60.0,
+        pause: float = 0.0,
         seed: int = 0,
         heard: Counter[str] | None = None,
     ) -> None:
-        """`heard` counts every answer by its code, those to tries that were made again included."""
+        """`pause` is how many seconds it takes before each request; `heard` counts every answer by its code, those to
+        tries that were made again included."""
         self._paths = list(paths)
         self.name = name
         self._numbered = numbered
         self._insists = insists
+        self._pause = pause
         self._chance = random.Random(f"{name}/{seed}")
         self._heard = Counter[str]() if heard is None else heard
         self._line: Line | None = None
@@ -155,6 +158,8 @@ class Speaker:
         return told
 
     async def _ask(self, frame: Json, *, insist: bool) -> Told:
+        if self._pause:
+            await asyncio.sleep(self._pause)
         invoked = time.monotonic()
         unsure = False
         tries = 0

@@ -24,6 +24,9 @@ from tests.fleet.watchers import Watcher
 
 KINDS = ("kv", "lock", "job")
 
+RACERS = frozenset({"mixed", "locker", "filler", "worker"})
+"""Whoever makes the load; the others prepare it, or look at what it came to."""
+
 SETTLED_SECONDS = 60.0
 """How long the end may take, unless the plan says otherwise: jobs of dead workers, and watchers that lag."""
 
@@ -54,6 +57,8 @@ class Plan:
     ttl: float = 2.0
     insists: float = 60.0
     """Seconds after which a numbered client gives a write up."""
+    pause: float = 0.0
+    """Seconds that whoever races takes before each request. Without it a race is as large as the machine is fast."""
     settles: float = SETTLED_SECONDS
     seed: int = 1
 
@@ -162,8 +167,11 @@ class Race:
         turn = number % len(self.paths)
         paths = [*self.paths[turn:], *self.paths[:turn]]
         plan = self.plan
+        pause = plan.pause if role in RACERS else 0.0
         name = f"{role}-{number}"
-        return Speaker(paths, name, numbered=numbered, insists=plan.insists, seed=plan.seed, heard=self.heard)
+        return Speaker(
+            paths, name, numbered=numbered, insists=plan.insists, pause=pause, seed=plan.seed, heard=self.heard
+        )
 
     async def _prepare(self) -> None:
         speaker = self._speaker("first", 0)

@@ -68,6 +68,9 @@ class Size:
     breath: float = 3.0
     """Seconds that something stands still."""
     agent_pause: float = 0.02
+    race_pause: float = 0.02
+    """Seconds each client of a race takes before it asks. What the daemon takes follows from how much it is asked; were
+    that as much as the machine lets through, whatever else the machine has to do would look like growth."""
     seed: int = 1
     backend: str = "sqlite"
     raced: bool = True
@@ -200,7 +203,7 @@ class Soak:
         """A trouble in the middle of a race; then everything the race made is taken away again."""
         plan = Plan(
             until_told=True, mixed=4, hot=4, cold=40, lockers=2, workers=2, jobs=8, ttl=self.size.breath + 2.0,
-            insists=120.0, settles=SETTLES, seed=self.size.seed + self.races,
+            insists=120.0, pause=self.size.race_pause, settles=SETTLES, seed=self.size.seed + self.races,
         )  # fmt: skip
         race = Race([scene.daemon.socket], plan, heard=self.tally.heard)
 
