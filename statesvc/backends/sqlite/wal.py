@@ -30,6 +30,9 @@ _LITTLE_ENDIAN_SUMS = bytes.fromhex("377f0682")
 
 _WORD = 0xFFFFFFFF
 
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all, at least."""
+
 PIECE_BYTES = 1024 * 1024
 """What is written anew of a WAL at a time."""
 
@@ -131,7 +134,7 @@ def _behind(wal: BinaryIO, taken: int, frame_bytes: int, most_pages: int) -> Tai
         # Frames left over from an earlier WAL have neither salt; a damaged one has at least one of them.
         if salts is not None and (frame[2] == salts[0] or frame[3] == salts[1]):
             size += len(raw)
-            commits += len(raw) == frame_bytes and ends.is_end(frame, raw)
+            commits += len(raw) == frame_bytes and ends.is_end(frame, raw, place)
         place += frame_bytes
 
 
@@ -155,12 +158,18 @@ class _Ends:
         self._sums: Sequence[int] = before
         self._most_pages = most_pages
 
-    def is_end(self, frame: Sequence[int], raw: bytes) -> bool:
+    def is_end(self, frame: Sequence[int], raw: bytes, place: int) -> bool:
         before, self._sums = self._sums, frame[4:6]
         page, size = _note(self._order, raw[_FRAME.size :], before, self._sums)
-        # Where the page itself suffered, or a checksum, what comes out is any two numbers of 32 bits.
-        is_likely = 1 <= page <= self._most_pages and size <= self._most_pages
-        return (size if is_likely else frame[1]) != 0
+        return (size if self._is_likely(page, size, frame, place) else frame[1]) != 0
+
+    def _is_likely(self, page: int, size: int, frame: Sequence[int], place: int) -> bool:
+        """Where the page itself suffered, or a checksum, what comes out is no note: any two numbers, or small ones that
+        differ from the note by as much as the page does, as the counters of a first page that is an older one."""
+        if not (1 <= page <= self._most_pages and size <= self._most_pages):
+            return False
+        bits = (page ^ frame[0]).bit_count() + (size ^ frame[1]).bit_count()
+        return bits <= 1 or place % SECTOR_BYTES > SECTOR_BYTES - _FRAME.size
 
 
 def _note(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
