@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import struct
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 import pytest
@@ -118,10 +121,25 @@ def test_leftovers_of_an_earlier_wal_are_none_of_it(tmp_path):
     assert tail_of(copy / "log.db").bytes == 0
 
 
-def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
-    """The note of frame 41 is the end of one sector, its salts are in the next: not written, the first shows the note
-    of an earlier WAL, where that frame ended a commit."""
-    db = apsw.Connection(str(tmp_path / "db"))
+class OverLeftovers(NamedTuple):
+    """A WAL that began anew, over frames of one before it which each ended a commit."""
+
+    path: Path
+    before: bytes
+    """Its bytes before its last commit, and after it."""
+    after: bytes
+    began: int
+    """The first frame of that commit."""
+
+    def tail(self, raw: bytes) -> Tail:
+        (self.path / "db-wal").write_bytes(raw)
+        (self.path / "db-shm").unlink(missing_ok=True)
+        return tail_of(self.path / "db")
+
+
+def over_leftovers(path: Path, upto: int, *last_sizes: int) -> OverLeftovers:
+    """Small commits up to so many frames, then the last ones."""
+    db = apsw.Connection(str(path / "db"))
     db.execute("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0").fetchall()
     db.execute("CREATE TABLE t (x)")
 
@@ -132,17 +150,58 @@ def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
     commit(60)
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
     db.execute("INSERT INTO t VALUES (0)")  # at the front of the WAL again
-    commit(38)
-    before = (tmp_path / "db-wal").read_bytes()
-    db.execute("INSERT INTO t VALUES (zeroblob(60000))")
-    torn = bytearray((tmp_path / "db-wal").read_bytes())
+    commit(upto)
+    for size in last_sizes:
+        began, before = frames(db), (path / "db-wal").read_bytes()
+        db.execute("INSERT INTO t VALUES (zeroblob(?))", (size,))
+    after = (path / "db-wal").read_bytes()
     close_untouched(db)
-    sector = (32 + 41 * FRAME) // 512 * 512
-    torn[sector : sector + 512] = before[sector : sector + 512]
-    assert struct.unpack_from(">I", torn, 32 + 41 * FRAME + 4) != (0,)
-    (tmp_path / "db-wal").write_bytes(torn)
-    (tmp_path / "db-shm").unlink()
-    assert tail_of(tmp_path / "db").commits == 1
+    return OverLeftovers(path, before, after, began)
+
+
+NOTE_APART = 41
+"""A frame whose note is the end of one sector, and its salts are in the next."""
+
+
+def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
+    """Not written, the sector shows the note of an earlier WAL, where that frame ended a commit."""
+    wal = over_leftovers(tmp_path, 38, 60_000)
+    place = 32 + NOTE_APART * FRAME
+    torn = with_sectors(wal.after, wal.before, [place // 512])
+    assert struct.unpack_from(">I", torn, place + 4) != (0,)
+    assert wal.tail(torn).commits == 1
+
+
+def test_a_commit_torn_anywhere_is_at_most_one_commit(tmp_path):
+    """Also where the page suffered, too: then nothing tells any more which note the frame was made with."""
+    wal = over_leftovers(tmp_path, 38, 60_000)
+    assert wal.began < NOTE_APART
+    chance = random.Random(1)
+    sectors = range((32 + wal.began * FRAME) // 512, len(wal.after) // 512)
+    for _ in range(300):
+        older = [sector for sector in sectors if chance.random() < 0.1]
+        assert wal.tail(with_sectors(wal.after, wal.before, older)).commits <= 1
+
+
+def with_sectors(raw: bytes, other: bytes, sectors: Iterable[int]) -> bytes:
+    """Some sectors from another moment."""
+    mixed = bytearray(raw)
+    for sector in sectors:
+        mixed[sector * 512 : (sector + 1) * 512] = other[sector * 512 : (sector + 1) * 512]
+    return bytes(mixed)
+
+
+@pytest.mark.parametrize("number", [NOTE_APART - 1, NOTE_APART])
+def test_one_flipped_bit_before_the_last_commit_leaves_two_that_were_safely_written(tmp_path, number):
+    """Wherever in the frame it is: its note, its salts, its checksum, its page."""
+    wal = over_leftovers(tmp_path, number, 40, 40)
+    assert wal.began == number + 1
+    first, bits = 8 * (32 + number * FRAME), [*range(8 * 24), *range(8 * 24, 8 * FRAME, 331)]
+    for bit in bits:
+        flipped = bytearray(wal.after)
+        flipped[(first + bit) // 8] ^= 1 << bit % 8
+        tail = wal.tail(bytes(flipped))
+        assert (tail.commits, tail.taken) == (2, number), bit
 
 
 def test_what_one_power_loss_left_in_a_wal_is_no_damage_to_the_next(tmp_path):

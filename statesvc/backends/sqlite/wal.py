@@ -24,6 +24,9 @@ _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">6I")
 """Page, size of the database when the frame ends a commit or 0, two salts, two checksums."""
 
+_NOTE = struct.Struct(">2I")
+"""The first two of a frame: what its checksum covers beside the page itself."""
+
 _BIG_ENDIAN_SUMS = bytes.fromhex("377f0683")
 _LITTLE_ENDIAN_SUMS = bytes.fromhex("377f0682")
 """The magic of a WAL whose checksums take words in this order."""
@@ -146,9 +149,9 @@ def _frame_before(wal: BinaryIO, place: int, frame_bytes: int) -> bytes:
 class _Ends:
     """Tells which frames end a commit, frame by frame, also where it is that very note which suffered.
 
-    A flipped bit may have made a size of none, or none of a size. And the note lies across two sectors of the disk in
-    some frames: of a commit that power loss tore, the first may be of an earlier WAL and the second of this one. But a
-    frame's checksum can be followed backwards, from its end through the page, to the note it was made with.
+    A flipped bit may have made a size of none, or none of a size. And where a sector of the disk ends behind the note,
+    the note may be of an earlier WAL and the rest of this one: so a power loss left it. But a frame's checksum can be
+    followed backwards, from its end through the page, to the note it was made with.
     """
 
     def __init__(self, header: bytes, last: bytes | None, most_pages: int) -> None:
@@ -160,16 +163,18 @@ class _Ends:
 
     def is_end(self, frame: Sequence[int], raw: bytes, place: int) -> bool:
         before, self._sums = self._sums, frame[4:6]
-        page, size = _note(self._order, raw[_FRAME.size :], before, self._sums)
-        return (size if self._is_likely(page, size, frame, place) else frame[1]) != 0
-
-    def _is_likely(self, page: int, size: int, frame: Sequence[int], place: int) -> bool:
-        """Where the page itself suffered, or a checksum, what comes out is no note: any two numbers, or small ones that
-        differ from the note by as much as the page does, as the counters of a first page that is an older one."""
-        if not (1 <= page <= self._most_pages and size <= self._most_pages):
-            return False
-        bits = (page ^ frame[0]).bit_count() + (size ^ frame[1]).bit_count()
-        return bits <= 1 or place % SECTOR_BYTES > SECTOR_BYTES - _FRAME.size
+        page, size = frame[:2]
+        made_with = _note(self._order, raw[_FRAME.size :], before, self._sums)
+        if (place + _NOTE.size) % SECTOR_BYTES:
+            # The note is as old as the salts beside it. Of a page that is not, the checksum may lead to a note that
+            # nobody wrote: of small numbers, if only counters in it are older.
+            bits = (page ^ made_with[0]).bit_count() + (size ^ made_with[1]).bit_count()
+            return (made_with[1] if bits == 1 else size) != 0
+        if 1 <= made_with[0] <= self._most_pages and made_with[1] <= self._most_pages:
+            return made_with[1] != 0
+        # Was it a bit of the page that was flipped, the note stands. A page that is older in parts says nothing of it.
+        checked = raw[: _NOTE.size] + raw[_FRAME.size :]
+        return size != 0 and _is_one_bit_wrong(self._order, checked, before, self._sums)
 
 
 def _note(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
@@ -179,8 +184,30 @@ def _note(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) 
         second = (second - two - first) & _WORD
         first = (first - one - second) & _WORD
     words = ((first - before[0] - before[1]) & _WORD, (second - before[1] - first) & _WORD)
-    page, size = struct.unpack(">II", struct.pack(f"{order}II", *words))
+    page, size = _NOTE.unpack(struct.pack(f"{order}II", *words))
     return page, size
+
+
+def _is_one_bit_wrong(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether a single flipped bit, in the data or in either checksum, keeps the one from leading to the other.
+
+    Checksums are sums: what they are wrong by is followed backwards until it is one bit of a word.
+    """
+    first, second = ((told - made) & _WORD for told, made in zip(after, _sums(order, data, before), strict=True))
+    if _is_one_bit(first, second):
+        return True
+    for _ in range(len(data) // _NOTE.size):
+        second = (second - first) & _WORD
+        if _is_one_bit(first, second):
+            return True
+        first = (first - second) & _WORD
+    return _is_one_bit(first, second)
+
+
+def _is_one_bit(first: int, second: int) -> bool:
+    """Whether two words are wrong by a bit that was set or taken away in one of them."""
+    wrong = first or second
+    return 0 in (first, second) and 1 in (wrong.bit_count(), (-wrong & _WORD).bit_count())
 
 
 def _own_salts(raw: bytes) -> Salts | None:
