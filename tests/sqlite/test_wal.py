@@ -7,7 +7,6 @@ import shutil
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import apsw
 import pytest
@@ -121,42 +120,44 @@ def test_leftovers_of_an_earlier_wal_are_none_of_it(tmp_path):
     assert tail_of(copy / "log.db").bytes == 0
 
 
-class OverLeftovers(NamedTuple):
-    """A WAL that began anew, over frames of one before it which each ended a commit."""
+class Wal:
+    """A file with one record, and a WAL that begins anew over what was in it before."""
 
-    path: Path
-    before: bytes
-    """Its bytes before its last commit, and after it."""
-    after: bytes
-    began: int
-    """The first frame of that commit."""
+    def __init__(self, path: Path, pages: int = 2) -> None:
+        self._path = path
+        self._db = db = apsw.Connection(str(path / "db"))
+        db.execute("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0").fetchall()
+        db.execute("CREATE TABLE t (x); INSERT INTO t VALUES (0)")
+        while db.pragma("page_count") < pages:
+            db.execute("CREATE TABLE IF NOT EXISTS more (x); INSERT INTO more VALUES (zeroblob(3900))")
+        self.begin_anew()
 
-    def tail(self, raw: bytes) -> Tail:
-        (self.path / "db-wal").write_bytes(raw)
-        (self.path / "db-shm").unlink(missing_ok=True)
-        return tail_of(self.path / "db")
+    def begin_anew(self) -> None:
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
 
+    def commit(self, content: bytes) -> int:
+        """How many frames there are then."""
+        self._db.execute("UPDATE t SET x = ?", (content,))
+        return frames(self._db)
 
-def over_leftovers(path: Path, upto: int, *last_sizes: int) -> OverLeftovers:
-    """Small commits up to so many frames, then the last ones."""
-    db = apsw.Connection(str(path / "db"))
-    db.execute("PRAGMA journal_mode = WAL; PRAGMA wal_autocheckpoint = 0").fetchall()
-    db.execute("CREATE TABLE t (x)")
+    def fill(self, upto: int) -> None:
+        """Commits of one frame each."""
+        while (number := self.commit(random.randbytes(40))) < upto:
+            pass
+        assert number == upto
 
-    def commit(upto: int) -> None:
-        while frames(db) < upto:
-            db.execute("INSERT INTO t VALUES (zeroblob(40))")
+    @property
+    def raw(self) -> bytes:
+        return (self._path / "db-wal").read_bytes()
 
-    commit(60)
-    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
-    db.execute("INSERT INTO t VALUES (0)")  # at the front of the WAL again
-    commit(upto)
-    for size in last_sizes:
-        began, before = frames(db), (path / "db-wal").read_bytes()
-        db.execute("INSERT INTO t VALUES (zeroblob(?))", (size,))
-    after = (path / "db-wal").read_bytes()
-    close_untouched(db)
-    return OverLeftovers(path, before, after, began)
+    def tail_if(self, raw: bytes) -> Tail:
+        """What a crash that leaves this of the WAL would let one find."""
+        crashed = self._path / "crashed"
+        crashed.mkdir(exist_ok=True)
+        shutil.copy(self._path / "db", crashed / "db")
+        (crashed / "db-wal").write_bytes(raw)
+        (crashed / "db-shm").unlink(missing_ok=True)
+        return tail_of(crashed / "db")
 
 
 NOTE_APART = 41
@@ -165,22 +166,52 @@ NOTE_APART = 41
 
 def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
     """Not written, the sector shows the note of an earlier WAL, where that frame ended a commit."""
-    wal = over_leftovers(tmp_path, 38, 60_000)
+    wal = Wal(tmp_path)
+    wal.fill(60)
+    wal.begin_anew()
+    wal.fill(38)
+    before = wal.raw
+    wal.commit(bytes(60_000))
     place = 32 + NOTE_APART * FRAME
-    torn = with_sectors(wal.after, wal.before, [place // 512])
+    torn = with_sectors(wal.raw, before, [place // 512])
     assert struct.unpack_from(">I", torn, place + 4) != (0,)
-    assert wal.tail(torn).commits == 1
+    assert wal.tail_if(torn).commits == 1
 
 
 def test_a_commit_torn_anywhere_is_at_most_one_commit(tmp_path):
     """Also where the page suffered, too: then nothing tells any more which note the frame was made with."""
-    wal = over_leftovers(tmp_path, 38, 60_000)
-    assert wal.began < NOTE_APART
-    chance = random.Random(1)
-    sectors = range((32 + wal.began * FRAME) // 512, len(wal.after) // 512)
-    for _ in range(300):
-        older = [sector for sector in sectors if chance.random() < 0.1]
-        assert wal.tail(with_sectors(wal.after, wal.before, older)).commits <= 1
+    wal = Wal(tmp_path)
+    wal.fill(60)
+    wal.begin_anew()
+    wal.fill(38)
+    before = wal.raw
+    wal.commit(bytes(60_000))
+    assert most_commits(wal, before, 38) == 1
+
+
+def test_a_commit_torn_anywhere_over_pages_that_are_nearly_the_same_is_at_most_one_commit(tmp_path):
+    """From such pages a checksum leads to a note of small numbers, which looks like one and which nobody wrote."""
+    chance, wal = random.Random(1), Wal(tmp_path)
+
+    def with_some_digits() -> bytes:
+        return bytes(48 + (chance.randrange(10) if at % 509 == 0 else 0) for at in range(60_000))
+
+    for _ in range(5):
+        wal.commit(with_some_digits())
+    wal.begin_anew()
+    upto = 0
+    while upto <= NOTE_APART:
+        began, before = upto, wal.raw
+        upto = wal.commit(with_some_digits())
+    assert most_commits(wal, before, began) == 1
+
+
+def most_commits(wal: Wal, before: bytes, began: int) -> int:
+    """How many at most seem to end behind this frame, if some sectors of what was written since are as before."""
+    chance, after = random.Random(1), wal.raw
+    sectors = range((32 + began * FRAME) // 512, len(after) // 512)
+    older = [[sector for sector in sectors if chance.random() < 0.05] for _ in range(400)]
+    return max(wal.tail_if(with_sectors(after, before, each)).commits for each in older)
 
 
 def with_sectors(raw: bytes, other: bytes, sectors: Iterable[int]) -> bytes:
@@ -191,16 +222,16 @@ def with_sectors(raw: bytes, other: bytes, sectors: Iterable[int]) -> bytes:
     return bytes(mixed)
 
 
-@pytest.mark.parametrize("number", [NOTE_APART - 1, NOTE_APART])
-def test_one_flipped_bit_before_the_last_commit_leaves_two_that_were_safely_written(tmp_path, number):
-    """Wherever in the frame it is: its note, its salts, its checksum, its page."""
-    wal = over_leftovers(tmp_path, number, 40, 40)
-    assert wal.began == number + 1
-    first, bits = 8 * (32 + number * FRAME), [*range(8 * 24), *range(8 * 24, 8 * FRAME, 331)]
-    for bit in bits:
-        flipped = bytearray(wal.after)
+@pytest.mark.parametrize(("pages", "number"), [(2, NOTE_APART - 1), (2, NOTE_APART), (128, NOTE_APART - 3)])
+def test_one_flipped_bit_before_the_last_commit_leaves_two_that_were_safely_written(tmp_path, pages, number):
+    """Wherever in the frame it is: its note, its salts, its checksum, its page. Also where the size is a single bit."""
+    wal = Wal(tmp_path, pages)
+    wal.fill(number + 2)
+    raw, first = wal.raw, 8 * (32 + number * FRAME)
+    for bit in (*range(8 * 24), *range(8 * 24, 8 * FRAME, 31)):
+        flipped = bytearray(raw)
         flipped[(first + bit) // 8] ^= 1 << bit % 8
-        tail = wal.tail(bytes(flipped))
+        tail = wal.tail_if(bytes(flipped))
         assert (tail.commits, tail.taken) == (2, number), bit
 
 

@@ -151,7 +151,9 @@ class _Ends:
 
     A flipped bit may have made a size of none, or none of a size. And where a sector of the disk ends behind the note,
     the note may be of an earlier WAL and the rest of this one: so a power loss left it. But a frame's checksum can be
-    followed backwards, from its end through the page, to the note it was made with.
+    followed backwards, from its end through the page, to the note it was made with, if the page is whole. If it is not,
+    that leads to any two numbers, or to small ones where the page is nearly right. So it is believed only as far as it
+    says what may have happened to the note that stands there.
     """
 
     def __init__(self, header: bytes, last: bytes | None, most_pages: int) -> None:
@@ -164,17 +166,15 @@ class _Ends:
     def is_end(self, frame: Sequence[int], raw: bytes, place: int) -> bool:
         before, self._sums = self._sums, frame[4:6]
         page, size = frame[:2]
-        made_with = _note(self._order, raw[_FRAME.size :], before, self._sums)
+        made_page, made_size = _note(self._order, raw[_FRAME.size :], before, self._sums)
+        if size == 0:  # unless it was a single bit, and that was lost
+            return made_page == page <= made_size <= self._most_pages and made_size.bit_count() == 1
         if (place + _NOTE.size) % SECTOR_BYTES:
-            # The note is as old as the salts beside it. Of a page that is not, the checksum may lead to a note that
-            # nobody wrote: of small numbers, if only counters in it are older.
-            bits = (page ^ made_with[0]).bit_count() + (size ^ made_with[1]).bit_count()
-            return (made_with[1] if bits == 1 else size) != 0
-        if 1 <= made_with[0] <= self._most_pages and made_with[1] <= self._most_pages:
-            return made_with[1] != 0
-        # Was it a bit of the page that was flipped, the note stands. A page that is older in parts says nothing of it.
+            return True  # the note is as old as the salts beside it
+        if made_size == 0 and 1 <= made_page <= self._most_pages:
+            return False  # an older note stands there; hardly ever a flipped bit looks like that, too
         checked = raw[: _NOTE.size] + raw[_FRAME.size :]
-        return size != 0 and _is_one_bit_wrong(self._order, checked, before, self._sums)
+        return _is_right_but_for_a_bit(self._order, checked, before, self._sums)
 
 
 def _note(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> tuple[int, int]:
@@ -188,24 +188,25 @@ def _note(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) 
     return page, size
 
 
-def _is_one_bit_wrong(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether a single flipped bit, in the data or in either checksum, keeps the one from leading to the other.
+def _is_right_but_for_a_bit(order: str, data: bytes, before: Sequence[int], after: Sequence[int]) -> bool:
+    """Whether the one checksum leads to the other over this data, or would if not for a single flipped bit in any of
+    the three.
 
-    Checksums are sums: what they are wrong by is followed backwards until it is one bit of a word.
+    They are sums, so what they are wrong by can be followed backwards on its own, until it is one bit of a word.
     """
     first, second = ((told - made) & _WORD for told, made in zip(after, _sums(order, data, before), strict=True))
-    if _is_one_bit(first, second):
+    if first == second == 0 or _is_one_bit(first, second):
         return True
     for _ in range(len(data) // _NOTE.size):
         second = (second - first) & _WORD
-        if _is_one_bit(first, second):
+        if _is_one_bit(first, second):  # by so much the two words differ that were taken in here
             return True
         first = (first - second) & _WORD
     return _is_one_bit(first, second)
 
 
 def _is_one_bit(first: int, second: int) -> bool:
-    """Whether two words are wrong by a bit that was set or taken away in one of them."""
+    """Whether one of two words is wrong by as much as a bit that was set or taken away."""
     wrong = first or second
     return 0 in (first, second) and 1 in (wrong.bit_count(), (-wrong & _WORD).bit_count())
 
