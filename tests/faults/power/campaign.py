@@ -4,6 +4,7 @@ Owns which states are looked at, and the counting. Must not know how a state is 
 
     once each   whatever is done to whatever file, in whatever phase: it is met at least once, in every recording
     in commits  a part of the states is aimed at commits: they are over sooner than anything, and matter most
+    across      a part of those at commits with a short write across two sectors: what is one thing may be torn there
     systematic  at every point: nothing survives, everything does, everything but one operation does
     by chance   at every point, again and again: anything of everything (see disk.py)
     twice       the opening of a store that such a loss left is recorded in its turn, with some work, and cut again
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import workload
-from .disk import ALL, NOTHING, AnyLoss, Disk, without
+from .disk import ALL, NOTHING, SECTOR_BYTES, AnyLoss, Disk, sectors, without
 from .judging import judge, judge_by_daemon, lay_out
 from .operations import ROOT, Image, Kept, Naming, Operation, Recording, Sync, Truncate, Write
 from .recordings import Left, record_again
@@ -34,6 +35,7 @@ from .timeline import Broken, Timeline
 from .tracing import STORE, NotExact
 
 IN_COMMITS = 0.1
+ACROSS = 0.05
 SYSTEMATIC = 0.5
 TWICE = 0.15
 """Parts of all states."""
@@ -80,6 +82,7 @@ class Tally:
             "of a second loss": self.counts["of a second loss"],
             "openings cut off": self.counts["openings cut off"],
             "inside a commit": self.counts["inside a commit"],
+            "with a short write across sectors": self.counts["across"],
             "looked at closely": self.counts["closely"],
             "opened by the daemon": self.counts["by the daemon"],
             **{f"while: {phase}": states for phase, states in self.phases.most_common()},
@@ -120,6 +123,16 @@ class Point:
     @property
     def is_inside_commit(self) -> bool:
         return self.timeline.under_way and self.place == "log.db-wal"
+
+    @property
+    def is_across(self) -> bool:
+        """Inside a commit that wrote something short across two sectors, such as the head of a frame. They are few."""
+        return self.is_inside_commit and any(
+            isinstance(each, Write)
+            and len(each.data) < SECTOR_BYTES
+            and len(list(sectors(each.offset, len(each.data)))) > 1
+            for each in self.disk.unsafe()
+        )
 
 
 def place_of(recording: Recording, operation: Write | Truncate | Naming | Sync) -> str:
@@ -185,6 +198,7 @@ class Worker:
     async def run(self) -> Tally:
         states = self._share.states
         await self._once_each()
+        await self._by_chance("across", self._done + int(states * ACROSS), lambda point: point.is_across)
         await self._by_chance("in commits", self._done + int(states * IN_COMMITS), lambda point: point.is_inside_commit)
         await self._systematically(int(states * SYSTEMATIC))
         await self._by_chance("anywhere", states - int(states * TWICE), lambda _: True)
@@ -335,6 +349,7 @@ class Worker:
         tally = self.tally
         tally.counts["states"] += 1
         tally.counts["inside a commit"] += point.is_inside_commit
+        tally.counts["across"] += point.is_across
         if point.recording.said:
             tally.counts["of a second loss"] += 1
         else:

@@ -24,6 +24,7 @@ LIVES = {
     "life": [
         "open,work,burst,idle,work,compact,work,close,open,work,purge,compact,snapshot,work,burst," + AFTER_SNAPSHOT
     ],
+    "long": [",".join(["open", *["work"] * 16, "close"])],
     "short": ["open,work,burst,idle,burst,work,close"],
     "kills": ["open,work,idle,compact,forever", "open,work,forever", "open,work,compact,work,close"],
 }
@@ -36,7 +37,10 @@ BEFORE_FAILED_SYNC = "open,forever"
 AFTER_FAILED_SYNC = "open,work,compact,idle,work,close"
 """What is done until a sync fails, and what by the next process."""
 
-ALL_LIVES = (("life", "disk"), ("kills", "disk"), ("life", "disk"), ("life", "os"), ("kills", "os"))
+ALL_LIVES = (
+    *(("life", "disk"), ("kills", "disk"), ("life", "disk"), ("long", "disk")),
+    *(("life", "os"), ("kills", "os")),
+)
 """Those of a campaign, each with its level."""
 
 

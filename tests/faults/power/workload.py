@@ -35,7 +35,10 @@ from .operations import Begun, Epoch, Kept, Note, Phase, Rows, Told, decoded, en
 from .timeline import NOTHING_YET, Timeline
 from .tracing import NOTES, STORE
 
-CHECKPOINT_PAGES = 100
+CHECKPOINT_PAGES = 150
+"""Of the state's WAL; the log's begins anew after a third. Behind 42 frames every way has come up that a frame can lie
+across sectors, and over those of the WAL before they are met from the second time on."""
+
 SPARE_PAGES = 6
 LONG_WAL_BYTES = 150_000
 
