@@ -124,14 +124,23 @@ async def _from_start_to_end(
     server: Server, threads: ThreadPoolExecutor, parent_fd: int | None, announce: Announce | None
 ) -> tuple[int, bool]:
     """The exit code, and whether nothing is under way any more."""
-    exit_code = await server.serve(parent_fd, announce)
+    try:
+        exit_code = await server.serve(parent_fd, announce)
+    except BaseException:
+        _heed_no_longer()  # whatever is stuck then, a signal ends it
+        raise
     threads.shutdown(wait=False)
     has_ended = server.closed and await _threads_end_within(THREADS_SECONDS)
-    # What comes from here on ends the process by itself; what came before is heeded in this last turn of the loop.
+    if server.signalled:  # else the exit code says why it ended: a first signal that comes too late must not hide it
+        _heed_no_longer()
+        await asyncio.sleep(0)  # what came before that is heeded in this last turn of the loop
+    return exit_code, has_ended
+
+
+def _heed_no_longer() -> None:
+    """From here on a signal ends the process by itself. The loop's handlers would take it, and tell nobody."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    await asyncio.sleep(0)
-    return exit_code, has_ended
 
 
 class Server:
@@ -273,6 +282,11 @@ class Server:
             loop.add_signal_handler(number, self._heed, number, listener)
         if parent_fd is not None:
             watch_parent(loop, parent_fd, lambda: self._signalled("parent_gone"))
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal has told it to end."""
+        return self._signals > 0
 
     def _heed(self, number: signal.Signals, listener: Listener) -> None:
         """The first signal drains. The second means now; the end of the parent is no signal and does not count."""

@@ -27,7 +27,7 @@ server.THREADS_SECONDS = float(os.environ.get("THREADS_SECONDS", "3600"))
 
 class Misbehaving(MemoryEngine):
     async def open(self):
-        if where == "thread":
+        if where in ("thread", "close fails"):
             self.never = asyncio.ensure_future(self._hang())
         if where == "away":
             raise Unavailable("nobody is there")
@@ -37,6 +37,9 @@ class Misbehaving(MemoryEngine):
     async def close(self):
         if where == "close":
             await self._hang()
+        if where == "close fails":
+            print('{"event": "failing"}', file=sys.stderr, flush=True)
+            raise ValueError("a mistake of ours")
 
     async def ping(self):
         if where == "ping":
@@ -93,7 +96,17 @@ def test_a_thread_that_never_ends_does_not_hold_up_the_end_of_the_process(folder
         assert daemon.events("stopped")[0]["exit_code"] == 0
 
 
-# `statesvc` that gets a second signal behind its drain, when what $AT names has ended.
+def test_a_signal_ends_the_daemon_also_when_its_engine_could_not_be_closed_and_a_thread_never_ends(folder):
+    with misbehaving(folder, "close fails").start() as daemon:
+        until(lambda: daemon.events("hanging"), "the thread")
+        until(lambda: daemon.events("serving"), "the engine")
+        daemon.signal(signal.SIGTERM)
+        until(lambda: daemon.events("failing"), "the end")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.exit_code() == -signal.SIGTERM
+
+
+# `statesvc` that gets a signal behind its drain, when what $AT names has ended.
 SIGNALLED = """
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -117,14 +130,25 @@ main()
 @pytest.mark.parametrize("at", ["threads", "log"])
 def test_a_second_signal_counts_up_to_the_very_end(folder, at, number):
     """Whether its threads have just ended, or the last lines of its log were written."""
-    env = {"AT": at, "NUMBER": str(int(number))}
-    daemon = Daemon(folder, "--log-format", "json", backend="memory", env=env)
-    daemon.command[1:3] = ["-c", SIGNALLED]
-    with daemon.serving():
+    with signalled_late(folder, at, number, backend="memory").serving() as daemon:
         daemon.signal(number)
         assert daemon.exit_code() == -number
         assert daemon.events("stopped")
         assert "Aborted" not in daemon.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_first_signal_that_comes_too_late_does_not_hide_why_the_daemon_ended(folder, number):
+    (folder / "data").mkdir(mode=0o700)
+    (folder / "data" / "log.db").write_bytes(bytes(4096))
+    with signalled_late(folder, "log", number).start() as daemon:
+        assert daemon.exit_code() == 65
+
+
+def signalled_late(folder: Path, at: str, number: signal.Signals, **options) -> Daemon:
+    daemon = Daemon(folder, "--log-format", "json", env={"AT": at, "NUMBER": str(int(number))}, **options)
+    daemon.command[1:3] = ["-c", SIGNALLED]
+    return daemon
 
 
 # --- a list that a disk does not answer ------------------------------------------------------------------------------
