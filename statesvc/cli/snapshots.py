@@ -12,6 +12,7 @@ from statesvc.cli.options import LONG_WORK_SECONDS, Talk, output_option, talking
 from statesvc.cli.output import chosen_format, show_one
 from statesvc.cli.paths import A_PATH
 from statesvc.cli.progress import Meter
+from statesvc_client.errors import NotFound
 
 
 @click.group("snapshot")
@@ -71,7 +72,10 @@ def inspect_command(path: Path, data: Path | None, output: str | None) -> None:
     """
     from statesvc.store.snapshots import inspect
 
-    summary = inspect(path if path.exists() else offline.below_data(data, path))
+    try:
+        summary = inspect(path)
+    except NotFound:
+        summary = inspect(offline.below_data(data, path))
     show_one(_told(summary), chosen_format(output))
 
 

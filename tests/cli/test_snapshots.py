@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import ended, run, started
+from tests.users import not_root
 
 
 def test_what_was_saved_can_be_restored(home):
@@ -57,6 +58,15 @@ def test_a_damaged_snapshot_is_refused_by_name(home):
         assert home.ask("get", "a", "--kind", "kv").code == 0
     assert "is damaged" in run("snapshot", "inspect", str(home.data / "a.snapshot")).err
     assert run("snapshot", "inspect", str(home.data / "none.snapshot")).code == 3
+
+
+def test_a_snapshot_that_this_user_may_not_look_at_is_named(socket_folder):
+    (socket_folder / "closed").mkdir(mode=0o000)
+    socket_folder.chmod(0o755)
+    with not_root():
+        told = run("snapshot", "inspect", str(socket_folder / "closed" / "a.snapshot"))
+    assert told.code == 1
+    assert "a.snapshot cannot be opened: Permission denied" in told.err
 
 
 def flip(path, place: int) -> None:
