@@ -159,7 +159,9 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, _: Exception | None) -> None:
+        # All that may be large: the rest of it is in a cycle, and is there until cycles are looked for.
         self._frames.clear()
+        self._splitter.drop()
         self._line.clear()
         self._ending = True
         self._lost = True

@@ -27,6 +27,7 @@ from .store.claims import Claims
 from .store.deduplication import check_not_own
 from .store.health import Health
 from .store.listing import Paging
+from .store.records import check_length
 from .store.store import Store
 from .store.turns import Share
 
@@ -186,8 +187,10 @@ class Dispatcher:
     def _hello(self, request: wire.Hello, session: Session) -> Answer | Awaitable[Answer]:
         if request.protocol != wire.PROTOCOL:
             raise BadRequest(f"protocol {request.protocol} is not spoken here; known: {wire.PROTOCOL}")
-        if request.client is not None and not 1 <= len(request.client) <= self._limits.id_chars:
-            raise BadRequest(f"client must have 1 to {self._limits.id_chars} characters")
+        if request.client == "":
+            raise BadRequest("client must not be empty: leave it out, or say who is calling")
+        for word, said in (("client", request.client), ("name", request.name), ("bootId", request.boot_id)):
+            check_length(word, said, self._limits.id_chars)
         if session.caller.said_hello:
             return self._hello_again(request, session)
         if request.client in self._sessions:

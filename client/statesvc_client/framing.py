@@ -55,5 +55,9 @@ class LineSplitter:
 
     def _overflow(self) -> None:
         self.too_large = True
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the unfinished line: nobody will end it."""
         self._chunks.clear()
         self._held = 0

@@ -202,7 +202,7 @@ class Claims:
     def _read(self, request: Claim, caller: Caller) -> _Asked:
         store = self._store
         kind = store.kinds[request.kind]
-        request.holder = leasing.check_claim(request, kind, caller)
+        request.holder = leasing.check_claim(request, kind, caller, store.limits.id_chars)
         fields = writes.payload(request, kind) or {}
         if request.target and request.filter is not None:
             raise BadRequest("a claim is by id or by filter: send one of them")

@@ -23,7 +23,7 @@ from ..backends.port import Row, Write
 from . import queueing
 from .clock import SECOND
 from .kinds import Kind, Queue
-from .records import OWN_BYTES, decode, encode, users_own
+from .records import OWN_BYTES, check_length, decode, encode, users_own
 from .writes import NOBODY, Caller, Leased, Moment, Move, Subject, born, check_token, moved
 
 # --- taking --------------------------------------------------------------------------------------------------------
@@ -73,13 +73,14 @@ def claim_ready(request: Claim, fields: Fields, subject: Subject, caller: Caller
     return _taken(request, row, fields, subject, caller, moment, status=request.status or lifecycle.claimed)
 
 
-def check_claim(request: Claim, kind: Kind, caller: Caller) -> str:
+def check_claim(request: Claim, kind: Kind, caller: Caller, most_chars: int) -> str:
     """The holder a claim is for. A claim that cannot work on any record is refused before one is looked for."""
     if "" in (request.id, request.job_id):
         raise BadRequest(f"{kind.id_text} is required: name the record, or leave the id out to claim by filter")
     holder = request.holder or caller.name or caller.client
     if not holder:
         raise BadRequest("holder is required: say who is to hold the lease, here or as name in hello")
+    check_length("holder", holder, most_chars)
     if request.status and kind.lifecycle is not None:
         status = kind.lifecycle.canonical(request.status)
         if status in kind.lifecycle.terminal:

@@ -97,11 +97,16 @@ def checked_id(kind: Kind, name: str, most: int) -> str:
         return name
     if not name:
         raise BadRequest(f"{kind.id_text} is required")
-    if len(name) > most:
-        raise BadRequest(f"{kind.id_text} is {len(name)} characters long; the limit is {most}")
+    check_length(kind.id_text, name, most)
     if _CONTROL.search(name):
         raise BadRequest(f"{kind.id_text} must not hold control characters: {printable(name)}")
     return name
+
+
+def check_length(what: str, word: str | None, most: int) -> None:
+    """For whatever is a name: it is kept beside records, or for as long as a connection lasts."""
+    if word is not None and len(word) > most:
+        raise BadRequest(f"{what} is {len(word)} characters long; the limit is {most}")
 
 
 def index_keys(kind: Kind, fields: Fields, times: Times, before: Row | None, now: int) -> Keys:

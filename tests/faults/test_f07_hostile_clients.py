@@ -82,6 +82,34 @@ def test_a_hundred_megabytes_without_a_newline_are_too_large_and_cost_a_frame_at
         assert_served(daemon)
 
 
+@pytest.mark.parametrize("told_before", [b"", b'{"op":"ping"}\n'], ids=["at once", "behind a request"])
+def test_frames_that_clients_leave_unfinished_go_with_them(folder, told_before):
+    """One after the other: nobody is there any more for whom they could be kept."""
+    with serving(folder, backend="memory") as daemon:
+        with memory_bounded(daemon, 4 * FRAME):
+            for _ in range(20):
+                with daemon.connect() as client:
+                    client.send_raw(told_before + padded(FRAME)[:-1])
+                assert_served(daemon)
+        assert_served(daemon)
+
+
+def test_names_are_as_long_as_an_id_at_most(folder):
+    with serving(folder, backend="memory") as daemon:
+        for word in ("client", "name", "bootId"):
+            with daemon.connect() as client:
+                assert client.ask("hello", **{word: "x" * 256})["success"]
+                reply = client.ask("hello", **{word: "x" * 257})
+                assert (reply["code"], reply["error"]) == (
+                    "bad_request", f"HELLO_ERROR: {word} is 257 characters long; the limit is 256",
+                )  # fmt: skip
+        with daemon.connect() as client:
+            assert client.ask("claim", kind="lock", id="a", holder="x" * 256, ttl=60)["success"]
+            reply = client.ask("claim", kind="lock", id="b", holder="x" * 257, ttl=60)
+            assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+            assert client.ask("get", kind="lock", id="b")["code"] == "not_found"
+
+
 def padded(size: int) -> bytes:
     """A frame of exactly `size` bytes, without its newline."""
     head, tail = b'{"op":"ping","requestId":"p","timestamp":"', b'"}'

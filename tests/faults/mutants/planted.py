@@ -407,6 +407,14 @@ BOUNDS = (
         ("test_a_second_daemon_on_the_same_data_is_told_so_and_the_first_never_notices",),
     ),
     Mutant(
+        "unfinished_frames_kept",
+        "a connection that is lost keeps what it had of a frame, until cycles are looked for",
+        "statesvc/connection.py",
+        "        self._splitter.drop()\n",
+        "",
+        ("test_frames_that_clients_leave_unfinished_go_with_them[at once]",),
+    ),
+    Mutant(
         "mode_set_after_bind",
         "for a moment the socket is as open as the umask leaves it",
         "statesvc/process/listener.py",
