@@ -164,14 +164,21 @@ NOTE_APART = 41
 """A frame whose note is the end of one sector, and its salts are in the next."""
 
 
-def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
-    """Not written, the sector shows the note of an earlier WAL, where that frame ended a commit."""
-    wal = Wal(tmp_path)
+def over_short_commits(path: Path, began: int) -> tuple[Wal, bytes]:
+    """A WAL whose last commit is long and begins at this frame, over frames that each ended a commit in the one before;
+    and its bytes before that commit."""
+    wal = Wal(path)
     wal.fill(60)
     wal.begin_anew()
-    wal.fill(38)
+    wal.fill(began)
     before = wal.raw
     wal.commit(bytes(60_000))
+    return wal, before
+
+
+def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
+    """Not written, the sector shows the note of an earlier WAL, where that frame ended a commit."""
+    wal, before = over_short_commits(tmp_path, 38)
     place = 32 + NOTE_APART * FRAME
     torn = with_sectors(wal.raw, before, [place // 512])
     assert struct.unpack_from(">I", torn, place + 4) != (0,)
@@ -180,12 +187,7 @@ def test_a_commit_torn_inside_the_note_of_a_frame_is_one_commit(tmp_path):
 
 def test_a_commit_torn_anywhere_is_at_most_one_commit(tmp_path):
     """Also where the page suffered, too: then nothing tells any more which note the frame was made with."""
-    wal = Wal(tmp_path)
-    wal.fill(60)
-    wal.begin_anew()
-    wal.fill(38)
-    before = wal.raw
-    wal.commit(bytes(60_000))
+    wal, before = over_short_commits(tmp_path, 38)
     assert most_commits(wal, before, 38) == 1
 
 
