@@ -56,6 +56,22 @@ class Peerage(Protocol):
         """None while the client takes what it is sent; else what to wait for until it does again."""
 
 
+class Nobody:
+    """In place of a connection that is over."""
+
+    async def end(self) -> None:
+        """It has ended."""
+
+    def push(self, _: bytes) -> bool:
+        return False
+
+    def say(self, _: bytes) -> None:
+        """There is nobody to hear it."""
+
+    def room(self) -> None:
+        """Nobody makes room."""
+
+
 class Lasting(Protocol):
     """What goes on after its request was answered."""
 
@@ -103,7 +119,7 @@ class Session:
     )
 
     def __init__(self, connection: Peerage, caller: Caller = NOT_INTRODUCED) -> None:
-        self.connection = connection
+        self.connection: Peerage = connection
         self.caller = caller
         self.epoch: str | None = None
         """The one it was told of when it said hello."""
@@ -117,6 +133,11 @@ class Session:
         self.last_seq = 0
         self.stopped_at: int | None = None
         """The write that failed and must come again before any later one."""
+
+    def part(self) -> None:
+        """Let go of a connection that is over. Held here, it and all it has would be there until somebody looks for
+        cycles, which is seldom."""
+        self.connection = Nobody()
 
     def unknown_epoch(self, now: str) -> str | None:
         """The epoch, when it has begun since this one said hello: a restore keeps connections."""

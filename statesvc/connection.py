@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, _: Exception | None) -> None:
-        # All that may be large: the rest of it is in a cycle, and is there until cycles are looked for.
+        # What is under way may keep it for a while; what may be large goes at once.
         self._frames.clear()
         self._splitter.drop()
         self._line.clear()
@@ -542,6 +542,7 @@ class Connection(asyncio.Protocol):
         if not self._lost or self._coming or (self._task is not None and not self._task.done()):
             return
         self._dispatcher.forget(self._session)
+        self._session.part()
         self._closed(self)
         if self._over is not None and not self._over.done():
             self._over.set_result(None)

@@ -149,8 +149,9 @@ class Watch:
     def end(self) -> None:
         """No line follows from here on."""
         del self._session.watches[self._request.request_id]
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None  # it keeps what cancelled it, with its frames, and they keep us
+        if task is not None:
+            task.cancel()
 
     async def _follow(self) -> None:
         try:

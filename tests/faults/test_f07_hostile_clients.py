@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -467,3 +468,51 @@ def test_what_follows_a_frame_that_is_too_large_is_dropped_and_the_connection_en
 
         until(lambda: not still_taken(), "the connection to be given up, though it never stops sending")
         assert_served(daemon)
+
+
+# --- gone ----------------------------------------------------------------------------------------------------------
+
+# `statesvc` that never looks for cycles, and tells at SIGUSR1 how much of connections there is.
+UNCOLLECTED = """
+import gc, json, signal, sys
+from statesvc import server
+from statesvc.answers import Session
+from statesvc.cli import main
+from statesvc.connection import Connection
+from statesvc.handlers.following import Watch
+
+def tell(*_):
+    there = sum(isinstance(each, Connection | Session | Watch) for each in gc.get_objects())
+    print(json.dumps({"event": "told", "there": there}), file=sys.stderr, flush=True)
+
+signal.signal(signal.SIGUSR1, tell)
+server.COLLECTOR = (0, 0, 0)
+main()
+"""
+
+LAST_WORDS = {
+    "a request": {"op": "ping"},
+    "a name": {"op": "hello", "client": "somebody"},
+    "a write": {"op": "create", "job": {"uuid": "a"}},
+    "a watch": {"op": "watch", "kind": "job"},
+    "a wait": {"op": "claim", "kind": "job", "filter": {"nodeId": "none"}, "holder": "me", "wait": 3600},
+}
+
+
+@pytest.mark.parametrize("words", LAST_WORDS.values(), ids=LAST_WORDS.keys())
+def test_nothing_is_left_of_connections_that_are_over(folder, words):
+    """Not even in cycles: they are looked for so seldom that it would look like a leak."""
+    daemon = Daemon(folder, "--log-format", "json")
+    daemon.command[1:3] = ["-c", UNCOLLECTED]
+    with daemon.serving():
+        for _ in range(10):
+            with daemon.connect() as client:
+                client.send({"op": "ping"}, words)
+                assert client.reply()["success"]
+
+        def is_nothing_left() -> bool:
+            told = len(daemon.events("told"))
+            daemon.signal(signal.SIGUSR1)
+            return until(lambda: daemon.events("told")[told:], "the count")[0]["there"] == 0
+
+        until(is_nothing_left, "the connections to be gone")

@@ -407,12 +407,12 @@ BOUNDS = (
         ("test_a_second_daemon_on_the_same_data_is_told_so_and_the_first_never_notices",),
     ),
     Mutant(
-        "unfinished_frames_kept",
-        "a connection that is lost keeps what it had of a frame, until cycles are looked for",
+        "lost_connections_kept",
+        "a connection that is over stays, with what it had of a frame, until somebody looks for cycles",
         "statesvc/connection.py",
-        "        self._splitter.drop()\n",
+        "        self._session.part()\n",
         "",
-        ("test_frames_that_clients_leave_unfinished_go_with_them[at once]",),
+        ("test_nothing_is_left_of_connections_that_are_over[a request]",),
     ),
     Mutant(
         "mode_set_after_bind",
