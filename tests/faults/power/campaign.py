@@ -4,7 +4,7 @@ Owns which states are looked at, and the counting. Must not know how a state is 
 
     once each   whatever is done to whatever file, in whatever phase: it is met at least once, in every recording
     in commits  a part of the states is aimed at commits: they are over sooner than anything, and matter most
-    across      a part of those at commits with a short write across two sectors: what is one thing may be torn there
+    across      and a part at commits with a short write across two sectors: what is one thing may be torn there
     systematic  at every point: nothing survives, everything does, everything but one operation does
     by chance   at every point, again and again: anything of everything (see disk.py)
     twice       the opening of a store that such a loss left is recorded in its turn, with some work, and cut again

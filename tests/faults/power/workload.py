@@ -36,8 +36,8 @@ from .timeline import NOTHING_YET, Timeline
 from .tracing import NOTES, STORE
 
 CHECKPOINT_PAGES = 150
-"""Of the state's WAL; the log's begins anew after a third. Behind 42 frames every way has come up that a frame can lie
-across sectors, and over those of the WAL before they are met from the second time on."""
+"""Of the state's WAL; the log's begins anew after a third. That is beyond frame 41, the first whose note ends a sector:
+from the second time on it is written over one of the WAL before."""
 
 SPARE_PAGES = 6
 LONG_WAL_BYTES = 150_000
