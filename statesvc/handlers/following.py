@@ -164,13 +164,14 @@ class Watch:
                 if len(entries) < PAGE_ENTRIES:
                     await self._feed.grew(self._bookmark)
         except asyncio.CancelledError:
-            # Unless it was ended: an engine that closes its files cancels those who read them.
-            if self._is_live():
-                self._give_up(Unavailable("the log was closed; watch again"))
+            # Not by us, if it is live: an engine that closes its files cancels those who read them.
+            self._give_up(Unavailable("the log was closed; watch again"))
         except Exception as problem:  # noqa: BLE001 - whatever it is, the watcher must hear that it is over
             self._give_up(problem)
 
     def _give_up(self, problem: Exception) -> None:
+        if not self._is_live():
+            return  # it was ended, whatever came of what it was doing; its id may be another's by now
         self._task = None
         self.end()
         self._session.connection.say(self._fail(self._request, self._session, problem).line)

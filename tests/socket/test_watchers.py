@@ -27,7 +27,7 @@ from tests.socket.following import (
     watching,
     with_watches,
 )
-from tests.socket.talking import Daemon, Talker, settings_for
+from tests.socket.talking import PATIENCE, Daemon, Talker, settings_for
 
 Json = dict[str, Any]
 
@@ -208,6 +208,34 @@ async def test_a_failing_engine_ends_the_watch_with_its_code(
     assert text in end["error"]
     assert with_watches(daemon) == []
     assert (await watcher.ok("ping"))["success"]
+
+
+async def test_a_watch_that_was_ended_says_nothing_whatever_its_engine_makes_of_that(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+):
+    watcher, talker = await watching(daemon), await daemon.client(None)
+    begun, called_off, may_fail = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def fail_later(*_: Any) -> Any:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            called_off.set()
+            await may_fail.wait()
+            raise Unavailable("called off") from None
+
+    async with asyncio.timeout(PATIENCE):
+        with monkeypatch.context() as patched:
+            patched.setattr(daemon.engine, "read_log", fail_later)
+            await talker.ok("create", job={"uuid": "a"})
+            await begun.wait()
+        await watcher.ok("unwatch", watch="w")
+        await called_off.wait()
+    await watcher.ok("watch", requestId="w")
+    may_fail.set()
+    await talker.ok("create", job={"uuid": "b"})
+    assert (await event(watcher))["id"] == "b"
 
 
 # --- several on one connection, and their end ----------------------------------------------------------------------
