@@ -72,6 +72,9 @@ class Nobody:
         """Nobody makes room."""
 
 
+NOBODY = Nobody()
+
+
 class Lasting(Protocol):
     """What goes on after its request was answered."""
 
@@ -137,7 +140,7 @@ class Session:
     def part(self) -> None:
         """Let go of a connection that is over. Held here, it and all it has would be there until somebody looks for
         cycles, which is seldom."""
-        self.connection = Nobody()
+        self.connection = NOBODY
 
     def unknown_epoch(self, now: str) -> str | None:
         """The epoch, when it has begun since this one said hello: a restore keeps connections."""

@@ -541,6 +541,7 @@ class Connection(asyncio.Protocol):
         """Nobody has to know of a connection that is lost and has nothing under way any more."""
         if not self._lost or self._coming or (self._task is not None and not self._task.done()):
             return
+        # In this order: who takes over a name waits for its connection, as long as the name is known.
         self._dispatcher.forget(self._session)
         self._session.part()
         self._closed(self)

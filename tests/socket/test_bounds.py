@@ -289,6 +289,26 @@ async def test_a_lost_connection_counts_until_what_it_wrote_has_come_about(start
     assert (await other.ok("get", jobId="a"))["success"]
 
 
+@pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
+async def test_a_lost_connection_lets_go_of_its_unfinished_frame_while_its_write_goes_on(start, faulty):
+    daemon = await start(faulty)
+    lost = await daemon.talker()
+    faulty.hold()
+    lost.send({"op": "sync", "jobs": [{"uuid": "a"}]})
+    lost.send_raw(b"x" * 1000)
+    async with asyncio.timeout(30):
+        writing = await waiting_connection(daemon)
+        while writing._splitter.held < 1000:
+            await asyncio.sleep(0.001)
+        writing.abort()
+        while not writing._lost:
+            await asyncio.sleep(0)
+        counts, held = writing in daemon.server._connections, writing._splitter.held
+        faulty.let_go()
+    assert counts
+    assert held == 0
+
+
 async def waiting_with_a_large_frame(daemon: Daemon, talker: Talker) -> Connection:
     """The connection whose large frame waits behind somebody else's turn, which does not end by itself."""
     await daemon.server._dispatcher._large.take()

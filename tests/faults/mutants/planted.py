@@ -407,6 +407,14 @@ BOUNDS = (
         ("test_a_second_daemon_on_the_same_data_is_told_so_and_the_first_never_notices",),
     ),
     Mutant(
+        "unfinished_frames_kept",
+        "a connection that is lost keeps what it had of a frame for as long as a write of it is under way",
+        "statesvc/connection.py",
+        "        self._splitter.drop()\n",
+        "",
+        ("test_a_lost_connection_lets_go_of_its_unfinished_frame_while_its_write_goes_on[memory]",),
+    ),
+    Mutant(
         "lost_connections_kept",
         "a connection that is over stays, with what it had of a frame, until somebody looks for cycles",
         "statesvc/connection.py",
