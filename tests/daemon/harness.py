@@ -123,10 +123,12 @@ class Daemon:
         backend: str = "sqlite",
         data: Path | None = None,
         under: Sequence[str] = (),
+        program: str = "",
         settings: Mapping[str, object] | None = None,
         **popen: Any,
     ) -> None:
-        """`under` is a program that runs it (strace, sh); `settings` are keys of the configuration."""
+        """`under` is a program that runs it (strace, sh); `program` is Python that changes something of it and then
+        calls its main; `settings` are keys of the configuration."""
         self.folder = folder
         self.socket = folder / "s.sock"
         self.data = data or folder / "data"
@@ -134,7 +136,8 @@ class Daemon:
         self._settings = settings or {}
         self._popen = popen
         self.command = [
-            *under, sys.executable, "-m", "statesvc", "serve", "--socket", str(self.socket), "--backend", backend,
+            *under, sys.executable, *(["-c", program] if program else ["-m", "statesvc"]), "serve",
+            "--socket", str(self.socket), "--backend", backend,
             *(["--data", str(self.data)] if backend == "sqlite" else []), *flags,
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None

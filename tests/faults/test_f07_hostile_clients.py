@@ -502,9 +502,7 @@ LAST_WORDS = {
 @pytest.mark.parametrize("words", LAST_WORDS.values(), ids=LAST_WORDS.keys())
 def test_nothing_is_left_of_connections_that_are_over(folder, words):
     """Not even in cycles: they are looked for so seldom that it would look like a leak."""
-    daemon = Daemon(folder, "--log-format", "json")
-    daemon.command[1:3] = ["-c", UNCOLLECTED]
-    with daemon.serving():
+    with Daemon(folder, "--log-format", "json", program=UNCOLLECTED).serving() as daemon:
         for _ in range(10):
             with daemon.connect() as client:
                 client.send({"op": "ping"}, words)

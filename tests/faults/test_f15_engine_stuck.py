@@ -62,9 +62,7 @@ main()
 
 def misbehaving(folder: Path, where: str, *flags: str, **options) -> Daemon:
     env = {"MISBEHAVE": where, **options.pop("env", {})}
-    daemon = Daemon(folder, "--log-format", "json", *flags, backend="memory", env=env, **options)
-    daemon.command[1:3] = ["-c", PROGRAM]
-    return daemon
+    return Daemon(folder, "--log-format", "json", *flags, backend="memory", program=PROGRAM, env=env, **options)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -146,9 +144,8 @@ def test_a_first_signal_that_comes_too_late_does_not_hide_why_the_daemon_ended(f
 
 
 def signalled_late(folder: Path, at: str, number: signal.Signals, **options) -> Daemon:
-    daemon = Daemon(folder, "--log-format", "json", env={"AT": at, "NUMBER": str(int(number))}, **options)
-    daemon.command[1:3] = ["-c", SIGNALLED]
-    return daemon
+    env = {"AT": at, "NUMBER": str(int(number))}
+    return Daemon(folder, "--log-format", "json", program=SIGNALLED, env=env, **options)
 
 
 # --- a list that a disk does not answer ------------------------------------------------------------------------------
@@ -173,8 +170,8 @@ main()
 @contextmanager
 def stuck_in_a_list(folder: Path, close_seconds: float) -> Iterator[Daemon]:
     """A daemon told to end, about to close its store, while a thread reads from a disk that does not answer."""
-    daemon = Daemon(folder, "--drain-seconds", "0", env={"CLOSE_SECONDS": str(close_seconds)})
-    daemon.command[1:3] = ["-c", UNREADABLE]
+    env = {"CLOSE_SECONDS": str(close_seconds)}
+    daemon = Daemon(folder, "--drain-seconds", "0", program=UNREADABLE, env=env)
     with daemon.serving(), daemon.connect() as client:
         client.send({"op": "list"})
         until(lambda: daemon.events("hanging"), "the list to be read")

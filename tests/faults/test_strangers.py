@@ -60,9 +60,7 @@ def test_a_foreign_user_is_denied_even_when_the_socket_is_open_to_all(folder):
 @pytest.mark.parametrize("seconds", [0.05, 3600.0])
 def test_a_foreign_user_who_comes_again_and_again_is_told_of_once_in_a_while_and_counted(folder, seconds):
     program = f"from statesvc import server; server.DENIED_SECONDS = {seconds}; from statesvc.cli import main; main()"
-    daemon = Daemon(folder, backend="memory", settings=OPEN_TO_ALL)
-    daemon.command[1:3] = ["-c", program]
-    with daemon.serving():
+    with Daemon(folder, backend="memory", program=program, settings=OPEN_TO_ALL).serving() as daemon:
         for _ in range(5):
             assert asked(STRANGER, daemon.socket) == "denied"
 
