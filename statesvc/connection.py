@@ -150,6 +150,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that only stopped sending still gets its replies, and what it waits for or watches."""
         self._ending = True
+        self._splitter.drop()  # it never will be whole; replies and watches may take long
         if self._discarding:
             self._close()
         else:

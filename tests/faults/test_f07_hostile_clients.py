@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -93,6 +94,19 @@ def test_frames_that_clients_leave_unfinished_go_with_them(folder, told_before):
                     client.send_raw(told_before + padded(FRAME)[:-1])
                 assert_served(daemon)
         assert_served(daemon)
+
+
+def test_a_frame_that_was_not_ended_is_not_kept_for_a_client_that_only_reads(folder):
+    with serving(folder, backend="memory") as daemon, ExitStack() as clients:
+        with memory_bounded(daemon, 4 * FRAME):
+            for _ in range(20):
+                client = clients.enter_context(daemon.connect())
+                client.send({"op": "watch", "requestId": "w"})
+                client.send_raw(padded(FRAME)[:-1])
+                client.sock.shutdown(socket.SHUT_WR)
+                assert client.reply()["requestId"] == "w"
+                assert_served(daemon)
+        assert "event" in client.reply()
 
 
 def test_names_are_as_long_as_an_id_at_most(folder):

@@ -20,7 +20,7 @@ import pytest
 
 from tests.daemon.harness import SECONDS, Client, Daemon, Reply, until
 from tests.faults.recoveries import FAULTS, MOST_GROWN_BYTES, recovered
-from tests.faults.test_f07_hostile_clients import memory_bounded
+from tests.faults.test_f07_hostile_clients import FRAME, memory_bounded
 from tests.fleet.daemons import daemon, fleet
 from tests.fleet.places import PLACES, Place
 from tests.fleet.race import Plan, Race
@@ -291,6 +291,19 @@ def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(fol
                 client.close()
             until(lambda: is_ready(one), "the store to be served")
             until(one._serves, "the store to be served")
+
+
+def test_clients_that_hang_up_inside_a_frame_while_the_store_hangs_leave_none_of_it_behind(folder: Path, place: Place):
+    """Their writes are under way, so their connections are not over; but nobody will end their frames."""
+    with daemon(folder, place.backend, place.values, env=place.env).serving() as one:
+        place.hang()
+        with memory_bounded(one, 4 * FRAME):
+            for number in range(20):
+                with one.connect() as client:
+                    client.send({"op": "create", "job": {"uuid": f"h{number}"}})
+                    client.send_raw(b"x" * (FRAME - 1))
+        place.resume()
+        until(one._serves, "the store to be served")
 
 
 def test_every_one_of_many_requests_in_a_row_is_answered_in_time_while_the_store_hangs(folder: Path, place: Place):
