@@ -145,8 +145,8 @@ class Speaker:
         return self._line
 
     async def read(self, **frame: Any) -> Told:
-        """A request that changes nothing, asked until there is an answer."""
-        return await self._ask(frame, insist=True)
+        """A request that changes nothing, asked until there is an answer: tries before it leave nothing unsure."""
+        return await self._ask(frame, insist=True, changes=False)
 
     async def write(self, **frame: Any) -> Told:
         if self._numbered:
@@ -157,7 +157,7 @@ class Speaker:
             self._become_new()
         return told
 
-    async def _ask(self, frame: Json, *, insist: bool) -> Told:
+    async def _ask(self, frame: Json, *, insist: bool, changes: bool = True) -> Told:
         if self._pause:
             await asyncio.sleep(self._pause)
         invoked = time.monotonic()
@@ -173,7 +173,7 @@ class Speaker:
             lost = reply is _NO_REPLY
             if "seq" in frame and not (reply["success"] or lost or reply.get("outcome") in ("not_applied", "unknown")):
                 raise Unanswered(f"a write failed, and what became of it was not said: {reply}")
-            unsure |= lost or reply.get("outcome") == "unknown"
+            unsure = (unsure and changes) or lost or reply.get("outcome") == "unknown"
             if reply["success"]:
                 if reply.get("duplicate") and tries > 1 and not unsure:
                     raise Unanswered(f"a write was said not to be applied, and was: {frame}, {reply}")
