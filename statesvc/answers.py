@@ -108,6 +108,7 @@ class Session:
     """One connection's standing: who is calling, and how far its numbered writes have come."""
 
     __slots__ = (
+        "_asks",
         "_awaited",
         "_waits",
         "_watches",
@@ -115,6 +116,7 @@ class Session:
         "caller",
         "connection",
         "epoch",
+        "is_deaf",
         "is_leaving",
         "is_lost",
         "last_seq",
@@ -129,7 +131,11 @@ class Session:
         self._waits: Waits | None = None
         self._watches: dict[wire.RequestId, Lasting] | None = None
         self._awaited: asyncio.Future[None] | None = None
+        self._asks = False
+        """What is awaited is only to be told."""
         self.is_leaving = False
+        self.is_deaf = False
+        """Its client has hung up: what it sent is still taken, but nobody hears of anything."""
         self.is_lost = False
         """Its connection is gone: what was read of it and not begun is not begun any more."""
         self.ack_last = False
@@ -174,22 +180,40 @@ class Session:
         for watch in list((self._watches or {}).values()):
             watch.end()
 
+    def hang_up(self) -> None:
+        """Its client is gone, and left what it sent before."""
+        self.leave()
+        self.is_deaf = True
+        self._end_in_vain()
+
     def lose(self) -> None:
         """Its connection is gone."""
-        self.leave()
+        self.hang_up()
         self.is_lost = True
-        if self._awaited is not None:
+        self._end_in_vain()
+
+    @property
+    def asks(self) -> bool:
+        """Whether it waits for something that is only to be told."""
+        return self._awaited is not None and self._asks
+
+    def _end_in_vain(self) -> None:
+        if self._awaited is not None and self._is_in_vain():
             self._awaited.cancel()
 
-    async def while_there(self, wanted: Awaitable[Any]) -> bool:
-        """Wait for something; False when the connection was lost before it came."""
+    def _is_in_vain(self) -> bool:
+        return self.is_lost or (self._asks and self.is_deaf)
+
+    async def while_there(self, wanted: Awaitable[Any], *, asks: bool = False) -> bool:
+        """Wait for something; False when the connection was lost before it came. What the client only `asks` for is
+        not waited for either once it has hung up."""
         self._awaited = waiting = asyncio.ensure_future(wanted)
-        if self.is_lost:
-            waiting.cancel()
+        self._asks = asks
+        self._end_in_vain()
         try:
             await waiting
         except asyncio.CancelledError:
-            if not self.is_lost:
+            if not self._is_in_vain():
                 raise
             return False
         finally:

@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._close()
         else:
             if _hung_up(self._transport):
-                self._session.leave()
+                self._session.hang_up()
             self._answer_frames()
         return True
 
@@ -562,8 +562,9 @@ class Connection(asyncio.Protocol):
         if self._reading and self._partial_since and now - self._partial_since > self._bounds.partial_frame_seconds:
             self._transport.abort()
             return "frame_not_finished"
-        if self._session.lingers and (self._ending or not self._reading) and _hung_up(self._transport):
-            self._session.leave()
+        may_last = self._session.lingers or self._session.asks
+        if may_last and (self._ending or not self._reading) and _hung_up(self._transport):
+            self._session.hang_up()
             self._answer_frames()
         return None
 

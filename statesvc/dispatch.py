@@ -149,7 +149,7 @@ class Dispatcher:
         try:
             if request.writes or request.admin:
                 return await answer
-            return await _unless_lost(answer, session)
+            return await _while_asked(answer, session)
         except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
             return self.failure(request, session, problem)
 
@@ -253,11 +253,11 @@ def _not_taken_again(error: StateError) -> StateError:
     return said(error.text, outcome="unknown", record=error.record)
 
 
-async def _unless_lost(answer: Awaitable[Answer], session: Session) -> Answer:
+async def _while_asked(answer: Awaitable[Answer], session: Session) -> Answer:
     """The answer to a request that changes nothing: it is looked for as long as there is somebody to tell it."""
     looking = asyncio.ensure_future(answer)
     try:
-        return looking.result() if await session.while_there(looking) else NOTHING
+        return looking.result() if await session.while_there(looking, asks=True) else NOTHING
     finally:
         del looking  # as a failure is not to be kept by its own frames
 

@@ -267,6 +267,42 @@ async def test_a_request_that_changes_nothing_ends_with_its_connection(daemon: D
     assert reading._session.watches == {}
 
 
+@pytest.mark.parametrize("op", ["list", "stats", "stuck"])
+async def test_a_request_that_changes_nothing_ends_when_its_client_hangs_up(daemon: Daemon, monkeypatch, op: str):
+    """One that only stopped sending is answered; what was sent before is taken all the same."""
+    begun, ended, until_then = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    settled = daemon.store.commits.settled
+
+    async def after_a_while() -> None:
+        begun.set()
+        try:
+            await until_then.wait()
+        finally:
+            ended.set()
+        await settled()
+
+    frames = b'{"op":"%s"}\n{"op":"create","job":{"uuid":"%s"}}\n'
+    other = await daemon.talker()
+    async with asyncio.timeout(30):
+        with monkeypatch.context() as patched:
+            patched.setattr(daemon.store.commits, "settled", after_a_while)
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(daemon._socket))
+                client.sendall(frames % (op.encode(), b"one"))
+                await begun.wait()
+            await ended.wait()
+            begun.clear()
+            asker = await daemon.talker()
+            asker.send_raw(frames % (op.encode(), b"other"))
+            asker._writer.write_eof()
+            await begun.wait()
+            until_then.set()
+            assert [(await asker.receive())["success"] for _ in range(2)] == [True, True]
+        for name in ("one", "other"):
+            while not (await other.ask("get", jobId=name))["success"]:
+                await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("engine", EMBEDDED, indirect=True)
 async def test_a_lost_connection_counts_until_what_it_wrote_has_come_about(start, faulty):
     daemon = await start(faulty)

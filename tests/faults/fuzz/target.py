@@ -124,8 +124,9 @@ class Pipe(asyncio.Transport):
     # --- what the daemon calls -------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.said.append(bytes(data))
-        if ENDED in self.said[-1]:
+        if self.has_peer:  # else nobody hears it, and of reads there is nothing to hear
+            self.said.append(bytes(data))
+        if ENDED in data:
             self.has_ended = True
         if not self.takes:
             before, self._untaken = self._untaken, self._untaken + len(data)
