@@ -5,7 +5,7 @@ Owns when a page ends and what a list answers. Must not know how candidates are 
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import NamedTuple
 
 from statesvc_client.errors import BadRequest
@@ -48,7 +48,9 @@ async def list_records(store: Store, request: List, caller: Caller, paging: Pagi
     await store.commits.settled()
     as_of = await store.cursor_for_queries()
     asked = _Question(kind, given, order, limit)
-    page = await _page(store, request, caller, asked, paging)
+    is_long = not caller.said_hello and (limit is None or limit > store.limits.list_limit)
+    async with store.long_lists if is_long else nullcontext():
+        page = await _page(store, request, caller, asked, paging)
     total = await _total(store, asked) if request.count else None
     rows = [store.leases.newest(row) for row in page.rows] if store.leases else page.rows
     return page._replace(rows=rows, as_of=as_of, total=total)

@@ -79,6 +79,9 @@ _DECISIONS: dict[type[WriteRequest], Callable[[Any, Fields, Subject, Caller, Mom
 _WITHOUT_FIELDS = frozenset({Delete, Cancel, Retry, Emit})
 """Writes that name a record and carry nothing for it."""
 
+LONG_LISTS = 4
+"""Lists gathered at once of those that fill a frame: of small records, that takes several times a frame's memory."""
+
 
 class Store:
     """One namespace of records on one engine."""
@@ -101,6 +104,7 @@ class Store:
         self._token_floor = 0
         self._sequence = Lines()
         self.reads = Reads(engine)
+        self.long_lists = asyncio.Semaphore(LONG_LISTS)
         self._going_on: set[asyncio.Task[None]] = set()
         self._stamper = Stamper()
         self._life = os.urandom(8).hex()

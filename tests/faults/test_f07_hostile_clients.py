@@ -484,6 +484,27 @@ def test_what_follows_a_frame_that_is_too_large_is_dropped_and_the_connection_en
         assert_served(daemon)
 
 
+# --- long lists ----------------------------------------------------------------------------------------------------
+
+MANY = 20_000
+"""Records so small that what they take on their way is several times what they take in a reply."""
+
+
+def test_many_long_lists_at_once_cost_their_replies_and_a_few_on_their_way(folder):
+    with serving(folder) as daemon, ExitStack() as clients:
+        with daemon.connect() as client:
+            for number in range(0, MANY, 1000):
+                client.send(*({"op": "create", "job": {"uuid": f"{number + place}"}} for place in range(1000)))
+                assert all(client.reply()["success"] for _ in range(1000))
+            reply_bytes = len(json.dumps(client.ask("list")["jobs"], separators=(",", ":")))
+        askers = [clients.enter_context(daemon.connect()) for _ in range(16)]
+        with memory_bounded(daemon, (len(askers) + 4 * 8) * reply_bytes):
+            for asker in askers:
+                asker.send({"op": "list"})
+            for asker in askers:
+                assert len(asker.reply()["jobs"]) == MANY
+
+
 # --- gone ----------------------------------------------------------------------------------------------------------
 
 # `statesvc` that never looks for cycles, and tells at SIGUSR1 how much of connections there is.
