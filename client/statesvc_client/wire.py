@@ -9,14 +9,13 @@ case, an alias, an unknown key, a mistake) goes the slow way, which forgives spe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard, cast, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from .errors import BadJson, BadRequest, Outcome, RequestFault, StateError, TooLarge, UnknownOp
+from . import scanning
+from .errors import BadJson, BadRequest, Outcome, RequestFault, StateError, UnknownOp
 
 PROTOCOL = 1
 """The protocol this package speaks."""
@@ -51,7 +50,7 @@ class Limits(Struct, rename="camel", kw_only=True, frozen=True):
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
-class Request(Struct, tag_field="op", rename="camel", kw_only=True, forbid_unknown_fields=True):
+class Request(Struct, tag_field="op", rename="camel", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What every request may carry. `timestamp` is accepted from agents that send one, and not used."""
 
     purpose: ClassVar[str] = ""
@@ -567,9 +566,12 @@ class Received(Reply, kw_only=True):
 
 
 _encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
 _strict: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _loose = msgspec.json.Decoder()
 _received = msgspec.json.Decoder(Received)
+
+_QUOTE, _BACKSLASH = b'"\\'
 
 
 def encode_line(message: Any) -> bytes:
@@ -613,16 +615,24 @@ def _is_request_id(value: Any) -> TypeGuard[RequestId]:
 def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
     """The request a frame holds, or `Malformed`."""
     if len(frame) > 2 * limits.depth:
-        check_size(frame, limits)
+        try:
+            scanning.check_size(frame, limits.frame_values, limits.depth)
+        except StateError as error:
+            raise Malformed(error) from None
     try:
-        return _strict.decode(frame)
+        request = _strict.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _decode_forgiving(frame)
+    # In doubt as for a key that is given with its default, or a quote spelled in another way: the exact count tells.
+    if frame.count(_QUOTE) != _encode(request).count(_QUOTE) or _BACKSLASH in frame:
+        _check_keys(frame, _decode_object(frame))
+    return request
 
 
 def _decode_forgiving(frame: bytes) -> AnyRequest:
     """The slow way: spelling forgiven, mistakes named."""
     given = _decode_object(frame)
+    _check_keys(frame, given)
     envelope = {_envelope_key(key): part for key, part in given.items()}
     try:
         return _read(given, envelope)
@@ -703,54 +713,13 @@ _ENVELOPE: dict[str, str] = {key.lower(): key for keys in _KEYS_OF.values() for 
 """Every envelope key by its lower case, and the aliases."""
 
 
-# --- what a frame may cost, checked before it is decoded -----------------------------------------------------------
-
-SIZED_AT_ONCE = 1024 * 1024
-"""Bytes of a frame that are looked at together: one that holds far too much is refused for its beginning."""
-
-_NO_STRUCTURE = bytes(byte for byte in range(256) if byte not in b',"[]{}')
-_BRACKETS_ONLY = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+# --- keys that are given twice -------------------------------------------------------------------------------------
 
 
-def check_size(frame: bytes, limits: Limits) -> None:
-    """Refuse a frame of too many values or too deep a nesting. The cheap upper bounds settle nearly every frame."""
-    opened = frame.count(b"[") + frame.count(b"{")
-    values = frame.count(b",") + opened + 1
-    if values <= limits.frame_values and opened <= limits.depth:
-        return
-    bare, opened, closed, commas = b"", 0, 0, 0
-    for part in _outside_strings(frame):
-        opened += part.count(b"[") + part.count(b"{")
-        closed += part.count(b"]") + part.count(b"}")
-        commas += part.count(b",")
-        if opened + commas + 1 > limits.frame_values:
-            raise Malformed(TooLarge(f"the frame holds more than {limits.frame_values} JSON values"))
-        if closed > opened:
-            raise Malformed(BadJson("INVALID_JSON: a bracket is closed that was not opened"))
-        bare += part
-    if opened > limits.depth and _depth(bare) > limits.depth:
-        raise Malformed(BadJson(f"INVALID_JSON: nested deeper than {limits.depth}"))
-
-
-def _outside_strings(frame: bytes) -> Iterator[bytes]:
-    """Commas and brackets that are not inside a string, in their order. A string without an end goes to the end.
-
-    Every step is one over many bytes: a frame is looked at before it is known to be worth it, while others wait.
-    """
-    inside, place = False, 0
-    while place < len(frame):
-        end = place + SIZED_AT_ONCE
-        if frame[end - 1 : end] == b"\\":  # an escape stays in one piece
-            behind = frame[end:]
-            end += len(behind) - len(behind.lstrip(b"\\")) + 1
-        piece = frame[place:end].replace(b"\\\\", b"").replace(b'\\"', b"")
-        # Two quotes side by side, of one string or of two, change nothing for what follows.
-        parts = piece.translate(None, _NO_STRUCTURE).replace(b'""', b"").split(b'"')
-        yield b"".join(parts[inside::2])
-        inside, place = inside == bool(len(parts) % 2), end
-
-
-def _depth(bare: bytes) -> int:
-    steps = map(_STEP.__getitem__, bare.translate(None, _BRACKETS_ONLY))
-    return max(accumulate(steps), default=0)
+def _check_keys(frame: bytes, given: Fields) -> None:
+    """Refuse a frame in which an object has a key twice: some take the first, others the last, and nobody knows what is
+    meant. What was decoded has one of them left, and thus, encoded again, fewer quotes than its frame."""
+    if scanning.quotes_in(frame) != scanning.quotes_in(_encode(given)):
+        named = scanning.key_given_twice(frame)
+        which = "a key" if named is None else f"key {printable(named)}"
+        raise Malformed(BadRequest(f"{which} is given twice in one object"), given)

@@ -20,8 +20,9 @@ from msgspec import Struct
 from . import spelling
 from .errors import StateError, TooLarge
 from .patch import Fields, steps
+from .scanning import check_size
 from .spelling import MANAGED
-from .wire import Limits, Malformed, check_size
+from .wire import Limits
 
 Op = Literal["create", "update", "delete", "emit", "cancel", "retry", "release"]
 
@@ -372,10 +373,7 @@ def _check_size_of(body: bytes) -> None:
     limits = Limits()
     if len(body) + ENVELOPE_BYTES > limits.frame_bytes:
         raise TooLarge(f"the write takes {len(body)} bytes; a frame holds {limits.frame_bytes}")
-    try:
-        check_size(body, limits)
-    except Malformed as bad:
-        raise bad.error from None
+    check_size(body, limits.frame_values, limits.depth)
 
 
 def fits(write: Write, limits: Limits) -> StateError | None:

@@ -46,6 +46,13 @@ LINES: dict[str, tuple[str, bytes]] = {
     "100,000 levels without an end": ("bad_json", b'{"op":"update","jobId":"a","job":{"x":' + b"[" * DEEP),
     "100,000 objects": ("bad_json", b'{"a":' * DEEP),
     # keys and ids
+    "a key given twice": ("bad_request", b'{"op":"delete","jobId":"b","jobId":"a"}'),
+    "a key given twice, with a space": ("bad_request", b'{"op" :"delete","jobId":"b","jobId":"a"}'),
+    "a key given twice, once in hex": ("bad_request", b'{"op":"delete","jobId":"b","\\u006aobId":"a"}'),
+    "an op given twice": ("bad_request", b'{"op":"get","op":"delete","jobId":"a"}'),
+    "an unknown key given twice": ("bad_request", b'{"op":"delete","jobId":"a","colour":1,"colour":1}'),
+    "a field given twice": ("bad_request", b'{"op":"update","jobId":"a","job":{"x":1,"x":1}}'),
+    "a field of a field given twice": ("bad_request", b'{"op":"update","jobId":"a","job":{"x":[{"y":":","y":":"}]}}'),
     "a key in two spellings": ("bad_request", b'{"op":"delete","jobId":"a","JobID":"b"}'),
     "a key in two spellings inside a transaction": (
         "bad_request",

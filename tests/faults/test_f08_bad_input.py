@@ -83,15 +83,6 @@ def test_a_line_that_ends_as_on_windows_is_a_line(talkers: list[Client]):
     assert empty["code"] == "bad_json"
 
 
-def test_of_a_key_given_twice_the_last_one_counts(talkers: list[Client]):
-    """JSON leaves it open; that it is always the same one is what matters."""
-    plain, _ = talkers
-    plain.send_raw(b'{"op":"create","job":{"uuid":"t1","x":1,"x":2},"job":{"uuid":"t2","x":3,"x":4}}\n')
-    assert plain.reply()["job"]["x"] == 4
-    assert plain.ask("get", jobId="t1")["code"] == "not_found"
-    assert plain.ask("get", jobId="t2")["job"]["x"] == 4
-
-
 def test_a_huge_integer_is_kept_where_it_is_the_users_own(talkers: list[Client]):
     plain, _ = talkers
     plain.send_raw(b'{"op":"create","job":{"uuid":"h","x":' + b"9" * 300 + b',"priority":' + b"9" * 30 + b"}}\n")

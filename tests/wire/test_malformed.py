@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from statesvc_client import wire
-from statesvc_client.wire import Delete, Limits, Malformed, Sync, Txn, check_size, decode_request, printable
+from statesvc_client import scanning
+from statesvc_client.errors import BadJson, TooLarge
+from statesvc_client.scanning import check_size
+from statesvc_client.wire import Delete, Limits, Malformed, Sync, Txn, decode_request, printable
 
 LIMITS = Limits()
 
@@ -227,14 +231,14 @@ def test_a_frame_looked_at_piece_by_piece_holds_what_it_holds_byte_by_byte(frame
     whole = b"[" * len(frame) + whole[: len(whole) - cut]  # nothing is closed that was not opened
     values, deepest = plainly(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "SIZED_AT_ONCE", piece)
-        check_size(whole, Limits(frame_values=values, depth=max(deepest, 1)))
+        patch.setattr(scanning, "SIZED_AT_ONCE", piece)
+        check_size(whole, values, max(deepest, 1))
         if values > 1:
-            with pytest.raises(Malformed, match="more than"):
-                check_size(whole, Limits(frame_values=values - 1, depth=max(deepest, 1)))
+            with pytest.raises(TooLarge, match="more than"):
+                check_size(whole, values - 1, max(deepest, 1))
         if deepest > 1:
-            with pytest.raises(Malformed, match="nested"):
-                check_size(whole, Limits(frame_values=values, depth=deepest - 1))
+            with pytest.raises(BadJson, match="nested"):
+                check_size(whole, values, deepest - 1)
 
 
 @pytest.mark.parametrize(
@@ -272,3 +276,58 @@ def test_what_is_printed_of_a_callers_value_is_short_and_has_no_control_characte
     shown = printable(text)
     assert shown.isprintable()
     assert len(shown) <= 65 * len("\\U00000000")
+
+
+# --- keys that are given twice ---------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from('ab":\\ {,\té'), max_size=4)
+SPACES = st.sampled_from([b"", b" ", b"\t"])
+
+
+class Twice(Exception):
+    """An object that has a key twice."""
+
+
+def pairs_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(dict(pairs)) < len(pairs):
+        raise Twice
+    return dict(pairs)
+
+
+@st.composite
+def spelled(draw: st.DrawFn, text: str) -> bytes:
+    """A string, as it is or with some of its signs in hex."""
+    return b'"' + b"".join(b"\\u%04x" % ord(sign) if draw(st.booleans()) else _escaped(sign) for sign in text) + b'"'
+
+
+def _escaped(sign: str) -> bytes:
+    return json.dumps(sign, ensure_ascii=False).encode()[1:-1]
+
+
+@st.composite
+def objects(draw: st.DrawFn, depth: int = 2) -> bytes:
+    """JSON text of an object whose keys are few, so that some are given twice."""
+    parts: list[bytes] = []
+    for key in draw(st.lists(TEXTS, max_size=4)):
+        value = draw(objects(depth=depth - 1)) if depth and draw(st.booleans()) else draw(spelled(draw(TEXTS)))
+        parts.append(draw(spelled(key)) + draw(SPACES) + b":" + draw(SPACES) + value)
+    return b"{" + b",".join(parts) + b"}"
+
+
+@given(record=objects(), kind=st.sampled_from([b"", b',"kind":"job"', b',"Kind":"job"', b',"colour":1']))
+def test_a_frame_is_refused_where_an_object_of_it_has_a_key_twice_and_only_there(record: bytes, kind: bytes):
+    frame = b'{"op":"update","jobId":"a","job":' + record + kind + b"}"
+    try:
+        json.loads(frame, object_pairs_hook=pairs_once)
+    except Twice:
+        assert "is given twice in one object" in str(refused(frame))
+    else:
+        decode_request(frame, LIMITS)
+
+
+def test_the_key_that_is_given_twice_is_named_unless_that_takes_long():
+    assert str(refused(b'{"op":"update","jobId":"a","job":{"x":1,"y":2,"x":3},"requestId":"r"}')) == (
+        "key x is given twice in one object"
+    )
+    large = b'{"op":"update","jobId":"a","job":{"x":1,"y":"%b","x":3},"requestId":"r"}' % (b"y" * 100_000)
+    assert (str(refused(large)), refused(large).request_id) == ("a key is given twice in one object", "r")
