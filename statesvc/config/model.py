@@ -35,8 +35,8 @@ _KIND = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)
 _TABLE = re.compile(r"(arn:\S+:table/)?[A-Za-z0-9_.-]{3,255}")
 _REGION = re.compile(r"[A-Za-z0-9-]{0,63}")
 
-# sockaddr_un holds 108 bytes including the closing NUL.
-SOCKET_PATH_BYTES = 107
+# sockaddr_un holds 108 bytes: the closing NUL takes one, and one the sign at the end of the name it is bound under first.
+SOCKET_PATH_BYTES = 106
 
 
 class Secret:
@@ -257,7 +257,7 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
         known = ", ".join(KNOWN_BACKENDS)
         yield "backend", f"backend {shown(settings.backend)} is not part of this version; known: {known}"
     if len(str(settings.socket).encode()) > SOCKET_PATH_BYTES:
-        yield "socket", f"socket: longer than the {SOCKET_PATH_BYTES} bytes a Unix socket's path can have"
+        yield "socket", f"socket: longer than the {SOCKET_PATH_BYTES} bytes a socket's path may have here"
     if settings.storage.redis.password and settings.storage.redis.password_file:
         text = "storage.redis.password: given together with storage.redis.password_file; give one"
         yield "storage.redis.password", text

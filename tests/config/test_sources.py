@@ -463,7 +463,7 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
         ({"lifecycles": {"x" * 65: {}}}, "cannot be the name of a kind"),
         ({"limits.list_default": 2000}, "limits.list_default: 2000 is above limits.list_limit"),
         ({"limits.list_examined": 10}, "limits.list_limit: 1000 is above limits.list_examined"),
-        ({"socket": "/" + "x" * 107}, "socket: longer than the 107 bytes"),
+        ({"socket": "/" + "x" * 106}, "socket: longer than the 106 bytes"),
         (
             {"storage.redis.password": "a", "storage.redis.password_file": "/b"},
             "storage.redis.password: given",
