@@ -35,7 +35,7 @@ _KIND = re.compile(r"[a-z_][a-z0-9_.-]{0,63}", re.ASCII)
 _TABLE = re.compile(r"(arn:\S+:table/)?[A-Za-z0-9_.-]{3,255}")
 _REGION = re.compile(r"[A-Za-z0-9-]{0,63}")
 
-# sockaddr_un holds 108 bytes: the closing NUL takes one, and one the sign at the end of the name it is bound under first.
+# sockaddr_un holds 108 bytes: one is for the closing NUL, one for the sign behind the name it is bound under at first.
 SOCKET_PATH_BYTES = 106
 
 

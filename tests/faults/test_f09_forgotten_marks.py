@@ -33,3 +33,20 @@ def test_a_write_that_the_record_forgot_is_not_applied_again(folder):
             assert state.counters.rejected == 1, "what nobody knows is told, not guessed"
             with daemon.connect() as client:
                 assert client.ask("get", jobId="counter")["job"]["n"] == 1 + 10 * (MOST + 1)
+
+
+def test_a_client_goes_on_behind_such_a_write_with_another_hello(folder):
+    remembering = Daemon(folder, backend="memory", settings={"limits__marks_clients": MOST})
+    with remembering.serving() as daemon, daemon.connect() as client:
+        client.hello("one")
+        assert client.ask("update", jobId="counter", inc={"n": 1}, upsert=True, seq=1)["success"]
+        for number in range(MOST + 1):
+            with daemon.connect() as other:
+                other.hello(f"other-{number}")
+                assert other.ask("update", jobId="counter", inc={"n": 10}, seq=1)["success"]
+        for _ in range(2):
+            again = client.ask("update", jobId="counter", inc={"n": 1}, upsert=True, seq=1, again=True)
+            assert (again["code"], again["outcome"]) == ("conflict", "unknown")
+        assert client.ask("create", job={"uuid": "next"}, seq=2)["code"] == "unavailable"
+        client.hello("one")
+        assert client.ask("create", job={"uuid": "next"}, seq=2)["success"]
