@@ -165,7 +165,7 @@ class Dispatcher:
         """The reply to a request that failed; a bug of ours is logged, not leaked."""
         error = problem if isinstance(problem, StateError) else _bug(request, problem)
         session.failed(request, error)
-        if error is problem:
+        if error is problem and isinstance(request, wire.Write):
             self._health.failed(error)
         if isinstance(request, wire.Write) and request.again and error.retryable and error.outcome == "not_applied":
             error = _not_taken_again(error)

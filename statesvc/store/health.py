@@ -98,7 +98,7 @@ class Health:
         self._failure: str | None = None
 
     def failed(self, error: StateError) -> None:
-        """A request failed. Only a commit that failed is a matter of health."""
+        """A write failed. Only a commit that failed is a matter of health."""
         if isinstance(error, (NoSpace, Internal)):
             self._failure = error.text
 

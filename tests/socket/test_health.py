@@ -10,7 +10,7 @@ import pytest
 from statesvc.backends.memory import MemoryEngine
 from statesvc.backends.port import Engine
 from statesvc.store.batches import Bar
-from statesvc_client.errors import NoSpace, Unavailable
+from statesvc_client.errors import Internal, NoSpace, Unavailable
 from tests.engines.faulty import FaultyEngine
 from tests.socket.conftest import Start
 from tests.socket.talking import Daemon, Json, Talker, settings_for
@@ -97,6 +97,16 @@ async def test_a_commit_that_failed_is_told_until_one_goes_well(start: Start, fa
 async def test_a_refused_request_says_nothing_about_health(client: Talker):
     await client.refused("get", jobId="nobody")
     await client.refused("update", jobId="nobody", job={"x": 1})
+    assert verdicts(await client.ok("health"))["commits"] == "ok"
+
+
+async def test_what_cannot_be_read_is_no_failed_commit(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
+    async def damaged(_: object) -> list[str]:
+        raise Internal("a page is damaged")
+
+    client = await daemon.talker()
+    monkeypatch.setattr(daemon.engine, "query", damaged)
+    assert (await client.refused("list"))[0] == "internal"
     assert verdicts(await client.ok("health"))["commits"] == "ok"
 
 
