@@ -17,10 +17,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from statesvc_client.errors import StateError
+from statesvc_client.errors import Internal, StateError
 from statesvc_client.wire import printable
 
-from ..backends.port import Key, Row, Unit, Write
+from ..backends.port import DataCorrupt, Key, Row, Unit, Write
 from . import own
 from .consistency import faults, key_faults, keys_of, record_of, tombstone_faults
 from .references import Reference, references
@@ -83,7 +83,11 @@ async def check(store: Store, tell: Tell, go_on: Callable[[], None], *, repair: 
             found.repair(text)
     for text in await store.engine.check():
         found.problem(text)
-    await _Walk(store, found, repair=repair).run(tell, go_on)
+    try:
+        await _Walk(store, found, repair=repair).run(tell, go_on)
+    except (Internal, DataCorrupt) as damage:
+        # It ends the walk, not the check: whoever asked for one wants to know what is damaged.
+        found.problem(f"not all records could be looked at: {damage}")
     return found
 
 

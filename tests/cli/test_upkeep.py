@@ -6,6 +6,7 @@ import pytest
 
 from statesvc.cli import progress
 from tests.cli.running import run
+from tests.sqlite.filling import damage
 
 
 def test_a_store_without_problems_exits_0(home):
@@ -62,6 +63,16 @@ def test_a_damaged_state_is_found_and_repaired_without_a_daemon(stopped):
     assert repaired.record["repaired"]
     with stopped.daemon():
         assert stopped.ask("get", "a", "--kind", "kv").record["value"] == 1
+
+
+def test_a_damaged_page_is_a_problem_to_a_daemon_too_and_no_failed_commit(stopped):
+    damage(stopped.data / "state.db", "record")
+    with stopped.daemon():
+        found = stopped.ask("check")
+        assert (found.code, found.err) == (65, "")
+        assert "state.db: a page does not match its checksum" in found.record["problems"]
+        verdicts = {check["name"]: check["verdict"] for check in stopped.ask("health").record["checks"]}
+        assert verdicts["commits"] == "ok"
 
 
 def test_a_log_that_is_lost_cannot_be_repaired_and_exits_65(stopped):

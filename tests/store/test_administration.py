@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from statesvc.backends.port import Event, Key, LogEntry, Row, Write
+from statesvc.backends.port import DataCorrupt, Dump, Event, Key, LogEntry, Row, Write
 from statesvc.store import administration as administering
 from statesvc.store import own
 from statesvc.store.administration import Administration
@@ -493,6 +493,28 @@ async def plant(world: World, row: Row, **changed: Any) -> None:
 
 async def found_by(admin: Administration, **options: bool) -> list[str]:
     return (await admin.check(silently, **options)).problems
+
+
+@pytest.mark.parametrize("damage", [Internal("a page is damaged"), DataCorrupt("a row is damaged")])
+async def test_what_cannot_be_read_is_a_problem_and_hides_none_of_the_others(admin, world, monkeypatch, damage):
+    await world.create("a")
+    dump = await world.engine.dump()
+
+    async def damaged_further_on() -> AsyncIterator[list[Row]]:
+        async for rows in dump.rows:
+            yield rows
+        raise damage
+
+    async def opened() -> Dump:
+        return dump._replace(rows=damaged_further_on())
+
+    async def found() -> list[str]:
+        return ["an index is wrong"]
+
+    with monkeypatch.context() as planted:
+        planted.setattr(world.engine, "dump", opened)
+        planted.setattr(world.engine, "check", found)
+        assert await found_by(admin) == ["an index is wrong", f"not all records could be looked at: {damage}"]
 
 
 async def test_a_store_in_use_has_nothing_wrong_with_it(world, admin):
