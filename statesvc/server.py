@@ -339,10 +339,8 @@ class Server:
             await self._engine.open()
             await self._administration.load()
             self._now_open()
-        except DataCorrupt as corrupt:
-            self._give_up(EXIT_CORRUPT, "data_corrupt", corrupt)
-        except EngineBroken as broken:
-            self._give_up(EXIT_IO, "engine_broken", broken)
+        except (DataCorrupt, EngineBroken) as end:
+            self._engine_broke(end)
         except StateError as away:
             if not self._settings.require_backend:
                 self._not_yet(away)
@@ -369,8 +367,11 @@ class Server:
         # The supervisor may count us as started: the socket is up and says what is wrong.
         self._notifier.ready(f"waiting for {self._engine.name}: {why.text}")
 
-    def _engine_broke(self, broken: EngineBroken) -> None:
-        self._give_up(EXIT_IO, "engine_broken", broken)
+    def _engine_broke(self, end: EngineBroken | DataCorrupt) -> None:
+        if isinstance(end, DataCorrupt):
+            self._give_up(EXIT_CORRUPT, "data_corrupt", end)
+        else:
+            self._give_up(EXIT_IO, "engine_broken", end)
 
     def _give_up(self, exit_code: int, event: str, why: Exception) -> None:
         log.error(event, why=str(why))

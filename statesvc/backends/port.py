@@ -244,14 +244,14 @@ class Engine(ABC):
     server: int = 0
     """Goes up when another server takes the place of the one that answered; the epoch may stay. What was read from one
     the next may lack, unless it was safe."""
-    broke: Callable[[EngineBroken], None] = staticmethod(lambda _: None)
+    broke: Callable[[EngineBroken | DataCorrupt], None] = staticmethod(lambda _: None)
     began_anew: Callable[[], None] = staticmethod(lambda: None)
     """Is told after `epoch` has changed under a running daemon: acknowledged state may have been lost."""
     adopt: Callable[[Key, bytes], Row] = staticmethod(lambda _key, _body: _nobody_adopts())
     """Makes the row of a record that came into the store by another hand, from its id and its JSON: revision 0."""
 
-    def on_broken(self, tell: Callable[[EngineBroken], None]) -> None:
-        """Whom to tell when the engine can no longer serve."""
+    def on_broken(self, tell: Callable[[EngineBroken | DataCorrupt], None]) -> None:
+        """Whom to tell when the engine can no longer serve, and why: it failed, or came upon damage it cannot pass."""
         self.broke = tell
 
     def own(self) -> None:  # noqa: B027 - engines that nobody else can open have nothing to lock

@@ -18,6 +18,7 @@ from tests.daemon import stores
 from tests.daemon.harness import Daemon, refused, serving
 from tests.daemon.stores import Stores
 from tests.faults.program import scratch
+from tests.sqlite.filling import damage
 
 CORRUPT = 65
 
@@ -240,6 +241,24 @@ def test_a_flip_on_the_first_page_is_refused(folder, data, kept, name):
     raw[2000] ^= 1
     (data / name).write_bytes(raw)
     assert_refused(folder, name, "does not match its checksum")
+
+
+@pytest.mark.parametrize("table", ["record", "label", "history"])
+def test_a_flip_that_an_acknowledged_write_meets_is_told_as_by_a_start_and_costs_no_record(folder, data, kept, table):
+    damage(put(kept.closed, data) / "state.db", table, which=-1)
+    words = ("state.db is damaged: a page does not match its checksum; remove state.db",)
+    with serving(folder) as daemon, daemon.connect() as client:
+        assert client.ask("create", job={"uuid": "late", "labels": {"third": "9"}})["success"]
+        assert daemon.exit_code() == CORRUPT
+        (told,) = daemon.events("data_corrupt")
+        assert all(word in told["why"] for word in words)
+        assert daemon.events("engine_broken") == []
+    assert_refused(folder, *words)
+    remove(data, "state.db")
+    with serving(folder) as daemon, daemon.connect() as client:
+        found = stores.everything(client)
+        assert found.pop("late")["labels"] == {"third": "9"}
+        assert found == kept.records
 
 
 def test_a_flip_in_the_log_is_refused_when_the_state_is_made_from_it(folder, data, kept):

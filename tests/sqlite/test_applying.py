@@ -10,7 +10,7 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from statesvc.backends.port import Event, Query, Write
+from statesvc.backends.port import DataCorrupt, EngineBroken, Event, Query, Write
 from statesvc.backends.sqlite import SqliteEngine, applying
 from statesvc.backends.sqlite.cache import cost
 from statesvc.backends.sqlite.files import Checkpoints
@@ -249,6 +249,50 @@ async def test_a_repair_that_cannot_be_written_ends_the_store(tmp_path, monkeypa
             await engine.repair()
         with pytest.raises(Unavailable, match="must be restarted"):
             await fill(engine, [row("b")])
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+def come_upon_damage(*_: Any) -> None:
+    """As SQLite tells of a page that does not match its checksum."""
+    problem = apsw.IOError("disk I/O error")
+    problem.extendedresult = apsw.SQLITE_IOERR_DATA  # type: ignore[attr-defined]  # as apsw sets it
+    raise problem
+
+
+async def ending(engine: SqliteEngine) -> EngineBroken | DataCorrupt:
+    """What ends the store."""
+    end = asyncio.get_running_loop().create_future()
+    engine.on_broken(end.set_result)
+    return await asyncio.wait_for(end, 30)
+
+
+async def test_damage_to_the_log_that_a_commit_comes_upon_is_not_taken_for_a_failing_disk(tmp_path, monkeypatch):
+    async with opened(tmp_path) as engine:
+        end = asyncio.create_task(ending(engine))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(engine._files.log, "append", come_upon_damage)
+        with pytest.raises(Internal, match=r"log\.db is damaged; whether the write was taken is not known") as refused:
+            await fill(engine, [row("a")])
+        assert refused.value.outcome == "unknown"
+        assert isinstance(await end, DataCorrupt)
+        assert f"{tmp_path / 'log.db'} is damaged: a page does not match its checksum; bring back" in str(await end)
+        with pytest.raises(Unavailable, match="must be repaired"):
+            await fill(engine, [row("b")])
+
+
+@pytest.mark.parametrize(("file", "work", "cure"), [("log", "settle", "bring"), ("state", "apply", "remove state.db")])
+async def test_damage_that_is_met_behind_a_commit_is_not_taken_for_a_failing_disk(
+    tmp_path, monkeypatch, file, work, cure
+):
+    async with opened(tmp_path, idle_seconds=0.001, apply_seconds=0.001) as engine:
+        end = asyncio.create_task(ending(engine))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(getattr(engine._files, file), work, come_upon_damage)
+        await fill(engine, [row("a")])
+        assert isinstance(await end, DataCorrupt)
+        assert f"{file}.db is damaged: a page does not match its checksum; {cure}" in str(await end)
 
 
 async def test_an_index_over_damaged_records_is_refused_and_everything_else_goes_on(tmp_path):

@@ -50,7 +50,7 @@ class Applying:
         *,
         most_entries: int,
         most_seconds: float,
-        failed: Callable[[str], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """`failed` is told why the state can no longer follow."""
         self.stuck = False
@@ -177,7 +177,7 @@ class Applying:
                 self._wake(self._end.position)
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception as problem:  # noqa: BLE001 - whatever it is, the state can no longer follow
-                self._tell_failed(f"state.db failed: {problem}")
+                self._tell_failed(problem)
                 return
             else:
                 self._applied(upto)

@@ -27,17 +27,31 @@ from statesvc_client.errors import Internal, NoSpace, StateError, Unavailable
 from ... import failpoints, logs
 from ...process.locks import InstanceLock
 from ..numbered import position_of
-from ..port import Cursor, Dump, Engine, EngineBroken, Key, LogEntry, LogKept, Query, Result, Row, Step, Unit
+from ..port import (
+    Cursor,
+    DataCorrupt,
+    Dump,
+    Engine,
+    EngineBroken,
+    Key,
+    LogEntry,
+    LogKept,
+    Query,
+    Result,
+    Row,
+    Step,
+    Unit,
+)
 from .applying import DISK_FULL, Applying
 from .cache import UNKNOWN, RowCache, present
 from .checking import faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
-from .files import damage_told, unreadable
+from .files import damage_told, in_words, is_damage, unreadable
 from .folder import make_safe_folder, prepared, refuse_links
 from .judging import Judged, judge
 from .log import Change, End
-from .opening import SYNCHRONOUS, Files, open_files
+from .opening import LOG_CURE, SYNCHRONOUS, Files, end_of, open_files, state_cure
 from .overlay import continued, laid_over, widened
 from .paths import Paths, size_with_wal
 from .presence import Presence
@@ -84,7 +98,7 @@ class SqliteEngine(Engine):
         self._marked = -1
         self._unsettled = ""
         """Why the watermark could not be written, as was told."""
-        self._broken: EngineBroken | None = None
+        self._broken: EngineBroken | DataCorrupt | None = None
         self._opening: asyncio.Future[Files] | None = None
         self._stopped = threading.Event()
         self._is_open = False
@@ -122,7 +136,7 @@ class SqliteEngine(Engine):
         self._log = ReadableLog(self._paths.log, self._committed.position, self._files.log.visible)
         self._applying = Applying(
             files.state, self._applier, self._committed,
-            most_entries=self._apply_entries, most_seconds=self._apply_seconds, failed=self._break,
+            most_entries=self._apply_entries, most_seconds=self._apply_seconds, failed=self._state_failed,
         )  # fmt: skip
         self._presence = Presence(self._readers.run, self._most_records, self._caught_up)
         self._compaction = Compaction(files.log, files.state, self._paths, self._committer.run, self._applier.run)
@@ -174,7 +188,7 @@ class SqliteEngine(Engine):
         try:
             close()
         except (apsw.Error, OSError) as problem:
-            log.warning("closing_failed", why=str(problem))
+            log.warning("closing_failed", why=in_words(problem))
 
     async def ping(self) -> None:
         self._check_usable()
@@ -182,7 +196,8 @@ class SqliteEngine(Engine):
 
     def _check_usable(self) -> None:
         if self._broken is not None:
-            raise Unavailable(f"the store failed and must be restarted: {self._broken}", outcome="not_applied")
+            cure = "repaired" if isinstance(self._broken, DataCorrupt) else "restarted"
+            raise Unavailable(f"the store failed and must be {cure}: {self._broken}", outcome="not_applied")
         if not self._is_open:
             raise Unavailable("the store is not open")
 
@@ -293,7 +308,7 @@ class SqliteEngine(Engine):
             raise NoSpace("the disk is full") from None
         except apsw.IOError as problem:
             # Nobody may build on the file: the next one to sync it would be told that all is well.
-            self._break(f"state.db failed: {problem}")
+            self._state_failed(problem)
             raise Internal("the disk failed") from None
         except apsw.Error as problem:
             raise Internal(f"state.db cannot be written: {problem}") from None
@@ -321,7 +336,7 @@ class SqliteEngine(Engine):
             raise  # nothing was written, or the store has come to its end
         except Exception as bug:
             # The log may have what the state was not told of: with the next commit it would be passed over for good.
-            self._break(f"a commit was not taken over: {type(bug).__name__}")
+            self._break(EngineBroken(f"a commit was not taken over: {type(bug).__name__}"))
             raise
 
     def _take(self, judged: Judged) -> None:
@@ -340,12 +355,19 @@ class SqliteEngine(Engine):
             raise NoSpace(DISK_FULL) from None
         except apsw.Error as problem:
             # After a failed write or fsync nobody knows what is on the disk: no second try, no acknowledgement.
-            self._break(f"log.db failed: {problem}")
-            raise Internal("the disk failed; whether the write was taken is not known", outcome="unknown") from None
+            self._log_failed(problem)
+            what = "log.db is damaged" if is_damage(problem) else "the disk failed"
+            raise Internal(f"{what}; whether the write was taken is not known", outcome="unknown") from None
 
-    def _break(self, why: str) -> None:
+    def _log_failed(self, problem: Exception) -> None:
+        self._break(end_of(self._paths.log, problem, LOG_CURE))
+
+    def _state_failed(self, problem: Exception) -> None:
+        self._break(end_of(self._paths.state, problem, state_cure(self._files.log)))
+
+    def _break(self, end: EngineBroken | DataCorrupt) -> None:
         if self._broken is None:
-            self._broken = EngineBroken(why)
+            self._broken = end
             self._applying.let_go()
             self._log.let_go()
             self._presence.forget()
@@ -393,7 +415,7 @@ class SqliteEngine(Engine):
             self._unsettled = ""
         except apsw.IOError as problem:
             # What was to be moved out of the WAL may be lost from the file: no second try on it.
-            self._loop.call_soon_threadsafe(self._break, f"log.db failed: {problem}")
+            self._loop.call_soon_threadsafe(self._log_failed, problem)
         except (apsw.Error, OSError) as problem:
             if self._unsettled != str(problem):  # it is tried every idle second
                 self._unsettled = str(problem)
@@ -414,7 +436,7 @@ class SqliteEngine(Engine):
             except OSError as problem:
                 raise Unavailable(f"the log cannot be cut now: {problem.strerror}") from None
             except apsw.Error as problem:
-                self._break(f"the store failed while it was being compacted: {problem}")
+                self._break(EngineBroken(f"the store failed while it was being compacted: {problem}"))
                 raise Internal("the disk failed") from None
             finally:
                 self._log.cut(self._files.log.start.position)
@@ -460,7 +482,7 @@ class SqliteEngine(Engine):
             await asyncio.to_thread(new.discard)
         except OSError as problem:
             # If it has been declared complete, it takes its place at the next start: nothing more may be taken on.
-            self._break(f"a new store cannot be cleared away: {problem.strerror}")
+            self._break(EngineBroken(f"a new store cannot be cleared away: {problem.strerror}"))
 
     async def _replace_files(self) -> None:
         try:
@@ -472,7 +494,8 @@ class SqliteEngine(Engine):
             synchronous = SYNCHRONOUS[self.durability]
             self._begin(await asyncio.to_thread(open_files, self._paths, synchronous, self._stopped))
         except Exception as problem:  # noqa: BLE001 - whatever it is, there is no store to serve
-            self._break(f"the new store could not take the place of the old one: {problem}")
+            why = f"the new store could not take the place of the old one: {problem}"
+            self._break(DataCorrupt(why) if isinstance(problem, DataCorrupt) else EngineBroken(why))
             raise Internal("the restore was cut off: it is finished at the next start", outcome="unknown") from None
 
     async def check(self) -> list[str]:

@@ -64,6 +64,21 @@ CUT_CURE = "log.db no longer has all it was made from: run a check with repair, 
 """What helps against damage: to the log, to the state, and to the state once the log has been cut."""
 
 
+def state_cure(log_file: LogFile) -> str:
+    return CUT_CURE if log_file.start.position else STATE_CURE
+
+
+def end_of(path: Path, problem: Exception, cure: str) -> DataCorrupt | EngineBroken:
+    """What a store that is served comes to its end by: damage, told as at its opening, or else a disk that fails."""
+    if is_damage(problem):
+        return _damaged(path, problem, cure)
+    return EngineBroken(f"{path.name} failed: {problem}")
+
+
+def _damaged(path: Path, problem: Exception, cure: str) -> DataCorrupt:
+    return DataCorrupt(f"{path} is damaged: {in_words(problem)}; {cure}")
+
+
 def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
     """Both files, checked and in step. Raises `DataCorrupt` rather than serve less than there was."""
     with _named(paths.incoming, LOG_CURE):
@@ -76,19 +91,16 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
     with _named(paths.log, LOG_CURE):
         log_file = LogFile(paths.log, synchronous, new=is_new)
     try:
-        with _named(paths.state, CUT_CURE if log_file.start.position else STATE_CURE):
+        with _named(paths.state, state_cure(log_file)):
             state = _open_state(log_file, paths)
     except BaseException:
         log_file.abandon()
         raise
     files = Files(log_file, state)
     try:
-        with _named(paths.folder, CUT_CURE if log_file.start.position else STATE_CURE):
+        with _named(paths.log, LOG_CURE):
             refuse_out_of_step(log_file, state.applied, paths)
-            if log_file.start.position and not state.secured:
-                # Before its first write: without a mark, a WAL that is torn could not be told from a damaged one.
-                state.secure()
-            _replay(files, stopped)
+            _replay(files, paths, stopped)
             log_file.note_level()
             sync_folder(paths.folder)
     except BaseException:
@@ -109,7 +121,7 @@ def _named(path: Path, cure: str) -> Iterator[None]:
         raise NoSpace(f"{path} cannot be opened: the disk is full") from None
     except (apsw.Error, OSError) as problem:
         if is_damage(problem):
-            raise DataCorrupt(f"{path} is damaged: {in_words(problem)}; {cure}") from None
+            raise _damaged(path, problem, cure) from None
         if getattr(problem, "errno", None) in NO_SPACE:
             raise NoSpace(f"{path} cannot be opened: the disk is full") from None
         raise EngineBroken(f"{path} cannot be opened: {problem}") from None
@@ -198,25 +210,34 @@ def refuse_out_of_step(log_file: LogFile, applied: End, paths: Paths) -> None:
         raise DataCorrupt(f"{paths.state} and {paths.log} disagree about entry {applied.position}")
 
 
-def _replay(files: Files, stopped: Event) -> None:
+def _replay(files: Files, paths: Paths, stopped: Event) -> None:
     """Apply what the log has and the state has not."""
-    replayed = _apply_behind(files, files.state.applied, stopped)
+    with _named(paths.state, state_cure(files.log)):
+        if files.log.start.position and not files.state.secured:
+            # Before its first write: without a mark, a WAL that is torn could not be told from a damaged one.
+            files.state.secure()
+    replayed = _apply_behind(files, paths, stopped)
     if replayed:
         log.info("log_replayed", entries=replayed, position=files.log.end.position)
 
 
-def _apply_behind(files: Files, applied: End, stopped: Event) -> int:
+def _apply_behind(files: Files, paths: Paths, stopped: Event) -> int:
+    def apply() -> None:
+        # What is wrong here is wrong with the state, though the log is being read.
+        with _named(paths.state, state_cure(files.log)):
+            files.state.apply(waiting, end)
+
     waiting = Waiting()
     total = 0
-    end = applied
-    for end, changes in files.log.batches(applied):
+    end = files.state.applied
+    for end, changes in files.log.batches(files.state.applied):
         if stopped.is_set():
             raise EngineBroken("told to stop while the log was being replayed")
         waiting.take(end.position - len(changes) + 1, changes)
         total += len(changes)
         if waiting.entries >= REPLAY_ENTRIES or waiting.bytes >= REPLAY_BYTES:
-            files.state.apply(waiting, end)
+            apply()
             waiting = Waiting()
     if waiting.entries:
-        files.state.apply(waiting, end)
+        apply()
     return total

@@ -23,7 +23,7 @@ import apsw
 import msgspec
 from msgspec.structs import astuple
 
-from ..port import DataCorrupt, Key, Keys, Row
+from ..port import Key, Keys, Row
 from .cache import Waiting
 
 COLUMNS = (
@@ -200,7 +200,7 @@ def _store_rows(db: apsw.Connection, rows: _Sorted) -> int:
     _run(_TOUCH, db, rows.touched, _touching)
     _run(_MOVE, db, rows.moved, _moving)
     if db.total_changes() - known != len(rows.touched) + len(rows.moved):
-        raise DataCorrupt("it lacks records that were in it; run a check with repair")
+        raise apsw.CorruptError("it lacks records that were in it")
     return first
 
 

@@ -224,9 +224,9 @@ DISK = (
         "failed_sync_tried_again",
         "after a failed fsync the file is synced once more and believed",
         "statesvc/backends/sqlite/engine.py",
-        '            self._break(f"log.db failed: {problem}")\n            raise Internal(',
+        "            self._log_failed(problem)\n            what = ",
         "            again = self._committer.submit(lambda: self._files.log.append(changes))\n"
-        "            return await asyncio.wrap_future(again)\n            raise Internal(",
+        "            return await asyncio.wrap_future(again)\n            what = ",
         ("test_a_failed_sync_of_the_log_is_unknown_ends_the_daemon_and_is_never_tried_again",),
     ),
     Mutant(
