@@ -178,7 +178,7 @@ def _record(readers: _Readers, key: Key) -> Any:
 
 
 def _history(readers: _Readers, key: Key) -> Any:
-    return readers.log.at(readers.state.history(key, 0, MANY))
+    return readers.log.at(key, readers.state.history(key, 0, MANY))
 
 
 def _list(readers: _Readers, query: Query) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -14,7 +15,7 @@ from statesvc.backends.sqlite import SqliteEngine, recent
 from statesvc.backends.sqlite.reading import LogReader
 from statesvc_client.errors import Internal
 from tests.engines.rows import after, born, buried, fill, hidden, removed, row
-from tests.sqlite.filling import change, opened
+from tests.sqlite.filling import PAGE_BYTES, change, compact, create, opened, pages_of
 
 A = ("job", "a")
 
@@ -134,6 +135,65 @@ async def test_a_batch_in_another_place_is_told_and_not_shown(tmp_path):
         with pytest.raises(Internal, match="does not match its checksum"):
             await engine.read_log("1", 10)
         assert [entry.row.id for entry in await engine.read_log("", 1)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("file", "sql", "entry"),
+    [
+        ("log.db", "DELETE FROM batch WHERE first = 2", 2),
+        ("state.db", "UPDATE history SET position = 1 WHERE position = 2", 1),
+        ("state.db", "UPDATE history SET position = 3 WHERE position = 2", 3),
+    ],
+    ids=["none", "another's", "a hidden one"],
+)
+async def test_an_entry_that_is_not_what_a_history_names_is_told_and_not_left_out(tmp_path, file, sql, entry):
+    async with opened(tmp_path / "store") as engine:
+        for name in "abcd":
+            (made,) = await fill(engine, [row(name)])
+            if name == "b":
+                assert await engine.commit([(hidden(made, token=1),)]) == ["applied"]
+    change(tmp_path / "store" / file, sql)
+    async with opened(tmp_path / "store") as engine:
+        with pytest.raises(Internal, match=rf"log\.db is damaged: entry {entry} is not what the history .* says"):
+            await engine.history(("job", "b"), "", 10)
+        assert [entry.row.id for entry in await engine.history(A, "", 10)] == ["a"]
+
+
+async def test_no_history_is_shorter_because_a_page_of_the_log_lies_in_the_place_of_another(tmp_path):
+    path = tmp_path / "store" / "log.db"
+    async with opened(tmp_path / "store") as engine:
+        for number in range(60):
+            await create(engine, [f"job-{number:02d}"], pad=300)
+    pages, whole = pages_of(path, "batch"), path.read_bytes()
+    source, target = ((page - 1) * PAGE_BYTES for page in pages[1:3])
+    path.write_bytes(whole[:target] + whole[source : source + PAGE_BYTES] + whole[target + PAGE_BYTES :])
+    damaged: list[str] = []
+    async with opened(tmp_path / "store") as engine:
+        for number in range(60):
+            try:
+                (entry,) = await engine.history(("job", f"job-{number:02d}"), "", 10)
+            except Internal as problem:
+                damaged.append(problem.text)
+            else:
+                assert entry.cursor == str(number + 1)
+    assert damaged
+    assert all(text.startswith("log.db") for text in damaged)
+
+
+async def test_a_history_that_is_cut_while_it_is_read_is_no_damage(engine, monkeypatch):
+    await write(engine)
+    whole = await engine.history(A, "", 1000)
+    truly = engine._positions
+
+    async def positions(*asked: Any) -> list[int]:
+        found = await truly(*asked)
+        await compact(engine)
+        return found
+
+    monkeypatch.setattr(engine, "_positions", positions)
+    left = await engine.history(A, "", 1000)
+    assert left == [entry for entry in await engine.read_log("", 1000) if entry.row.key == A]
+    assert len(left) < len(whole)
 
 
 async def test_a_reader_does_not_see_what_is_committed_and_not_yet_known_to_be(engine, monkeypatch):

@@ -287,7 +287,7 @@ class SqliteEngine(Engine):
 
     async def _stored_history(self, key: Key, after: int, limit: int) -> list[LogEntry]:
         while positions := await self._positions(key, after, limit):
-            if found := await self._log.at(positions):
+            if found := await self._log.at(key, positions):
                 return found
             # All of these were cut a moment ago; there may be newer ones.
             after = positions[-1]

@@ -17,7 +17,7 @@ import msgspec
 from statesvc_client.errors import Internal
 
 from ..numbered import Growth, beyond_the_end, no_longer_kept, position_of
-from ..port import Cursor, LogEntry
+from ..port import Cursor, Key, LogEntry
 from .files import open_reader
 from .log import Change, chained
 from .recent import RecentLog
@@ -60,10 +60,11 @@ class LogReader:
                 raise no_longer_kept(cursor)
             return _page(self._entries(max(after or 0, kept), upto), limit)
 
-    def at(self, positions: Sequence[int]) -> tuple[list[LogEntry], bool]:
-        """The entries at these positions, in ascending order, and whether that is all: a page has its bound."""
+    def at(self, key: Key, positions: Sequence[int]) -> tuple[list[LogEntry], bool]:
+        """The entries of a record at these positions, in ascending order, and whether that is all: a page has its
+        bound. What was cut is left out."""
         with _one_moment(self._db):
-            entries = self._picked(positions)
+            entries = self._picked(key, positions)
             found = _page(entries, len(positions))
             return found, next(entries, None) is None
 
@@ -77,15 +78,22 @@ class LogReader:
                 if (entry := batch.visible(position)) is not None:
                     yield entry
 
-    def _picked(self, positions: Sequence[int]) -> Iterator[LogEntry]:
+    def _picked(self, key: Key, positions: Sequence[int]) -> Iterator[LogEntry]:
         batch = _Batch(0, ())
         for position in positions:
             if not batch.first <= position < batch.first + len(batch.entries):
                 batch = next(self._batches(position, position), _Batch(0, ()))
+            entry = None
             if batch.first <= position < batch.first + len(batch.entries):
                 entry = batch.visible(position)
-                if entry is not None:
-                    yield entry
+            if entry is not None and entry.row.key == key:
+                yield entry
+            elif position > self._cut_upto():
+                # Every page may match its checksum, and lie in the place of another.
+                raise apsw.CorruptError(f"entry {position} is not what the history in state.db says it is")
+
+    def _cut_upto(self) -> int:
+        return int(self._db.execute("SELECT value FROM fact WHERE name = 'start'").get or 0)
 
     def _batches(self, position: int, upto: int) -> Iterator[_Batch]:
         """Batches from the one that holds a position on, each one checked against the digest before it."""
@@ -178,14 +186,18 @@ class ReadableLog:
         if position is not None and self._visible <= position <= self._end:
             await self._growth.wait(seconds)
 
-    async def at(self, positions: Sequence[int]) -> list[LogEntry]:
-        """The entries at these positions, in ascending order; what was cut is left out."""
-        newer = [entry for entry in map(self._recent.at, positions) if entry is not None]
-        older = [position for position in positions if position <= self._recent.start]
+    async def at(self, key: Key, positions: Sequence[int]) -> list[LogEntry]:
+        """The entries of a record at these positions, in ascending order; what was cut is left out."""
+        newer = {
+            position: entry
+            for position, entry in zip(positions, map(self._recent.at, positions), strict=True)
+            if entry is not None and entry.row.key == key
+        }
+        older = [position for position in positions if position not in newer]
         if not older:
-            return newer
-        found, is_all = await self._readers.run(lambda reader: reader.at(older))
-        return found + newer if is_all else found
+            return [*newer.values()]
+        found, is_all = await self._readers.run(lambda reader: reader.at(key, older))
+        return [*found, *newer.values()] if is_all else found
 
     def let_go(self) -> None:
         """Wake those who wait: there will be nothing more."""
