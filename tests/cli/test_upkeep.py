@@ -65,7 +65,7 @@ def test_a_damaged_state_is_found_and_repaired_without_a_daemon(stopped):
         assert stopped.ask("get", "a", "--kind", "kv").record["value"] == 1
 
 
-def test_a_damaged_page_is_a_problem_to_a_daemon_too_and_no_failed_commit(stopped):
+def test_a_damaged_page_is_a_problem_to_a_daemon_too_and_is_made_again_while_it_serves(stopped):
     damage(stopped.data / "state.db", "record")
     with stopped.daemon():
         found = stopped.ask("check")
@@ -73,6 +73,11 @@ def test_a_damaged_page_is_a_problem_to_a_daemon_too_and_no_failed_commit(stoppe
         assert "state.db: a page does not match its checksum" in found.record["problems"]
         verdicts = {check["name"]: check["verdict"] for check in stopped.ask("health").record["checks"]}
         assert verdicts["commits"] == "ok"
+        repaired = stopped.ask("check", "--repair")
+        assert (repaired.code, repaired.record["problems"]) == (0, [])
+        assert repaired.record["repaired"][0].startswith("state.db was made again from the log")
+        assert stopped.ask("get", "a", "--kind", "kv").record["value"] == 1
+        assert stopped.ask("create", "b", "--kind", "kv").code == 0
 
 
 def test_a_log_that_is_lost_cannot_be_repaired_and_exits_65(stopped):

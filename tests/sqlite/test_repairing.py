@@ -25,7 +25,7 @@ from statesvc.backends.sqlite.salvaging import salvage
 from statesvc.backends.sqlite.state import StateFile, decode_row
 from statesvc.backends.sqlite.storing import columns_of
 from statesvc.process.errors import AlreadyRunning
-from statesvc_client.errors import NoSpace
+from statesvc_client.errors import NoSpace, Unavailable
 from tests.engines.rows import after, buried, hidden, removed
 from tests.sqlite.filling import change, compact, content, crashed, create, damage, look, opened
 
@@ -500,13 +500,71 @@ async def test_a_state_that_is_empty_or_gone_is_no_reason_to_touch_the_rest(cut_
     assert (cut_store / "state.db-wal").read_bytes() == b"whoever wrote this may want it back"
 
 
-async def test_a_damaged_page_is_told_while_serving(cut_store):
-    damage(cut_store / "state.db", "record_created")
+@pytest.mark.parametrize("name", ["record", "record_key", "record_created", "label", "history"])
+async def test_a_state_with_a_damaged_page_is_made_again_while_serving(store, name):
+    before = await seen(store)
+    damage(store / "state.db", name)
+    (done,) = await repaired(store, r"state\.db: ")
+    assert done.startswith("state.db was made again from the log")
+    assert await seen(store) == before
+
+
+@pytest.mark.parametrize("name", ["record_key", "record_created", "label", "history"])
+async def test_a_page_of_an_index_is_no_loss_while_serving_once_the_log_is_cut(cut_store, name):
+    before = await seen(cut_store)
+    damage(cut_store / "state.db", name)
+    done = await repaired(cut_store, r"state\.db: ")
+    assert done[0] == f"state.db had damaged pages: its {JOBS + 1} intact records were written into a new file"
+    assert await seen(cut_store) == before
+
+
+async def test_records_on_a_damaged_page_that_nothing_else_has_are_named_and_the_rest_is_served_on(cut_store):
+    damage(cut_store / "state.db", "record")
     async with opened(cut_store) as engine:
-        assert any("page" in text for text in await engine.check())
-        done = await engine.repair()
-        assert done
-        assert all("stop the daemon" in text or "while it is served" in text for text in done)
+        (said,) = await engine.repair()
+        assert re.search(r"job job-0\d, .* the log no longer has them: restore a snapshot", said)
+        await create(engine, ["later"])
+        assert [entry.row.id for entry in await engine.read_log("", 100)] == ["job-11", "last", "later"]
+        assert await engine.check()
+
+
+async def test_commits_wait_while_damaged_pages_are_made_again(store, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> str:
+        begun.set()
+        assert go_on.wait(30)
+        return salvage(*arguments)
+
+    monkeypatch.setattr("statesvc.backends.sqlite.engine.salvage", slowly)
+    damage(store / "state.db", "label")
+    async with opened(store) as engine:
+        asked = asyncio.create_task(engine.repair())
+        assert await asyncio.to_thread(begun.wait, 30)
+        asked.cancel()  # whoever asked may be gone: it comes to its end
+        with pytest.raises(Unavailable, match="not open"):
+            engine.peek(("job", "job-20"))
+        committing = asyncio.create_task(create(engine, ["late"]))
+        go_on.set()
+        await asyncio.wait_for(committing, 30)
+        assert engine.peek(("job", "job-20")) is not None
+        assert await engine.check() == []
+
+
+async def test_a_file_that_cannot_be_opened_for_a_check_is_no_reason_to_make_it_again(store, monkeypatch):
+    """As when every descriptor is taken by clients."""
+
+    def refused(*_: Any) -> None:
+        raise apsw.CantOpenError("unable to open database file")
+
+    async with opened(store) as engine:
+        files = engine._files
+        with monkeypatch.context() as taken:
+            taken.setattr(checking, "open_reader", refused)
+            (said,) = await engine.repair()
+        assert said == f"{store}: unable to open database file: check the disk, then try again"
+        assert engine._files is files
+        assert await engine.check() == []
 
 
 async def test_a_damaged_log_cannot_be_repaired_and_is_named(store):

@@ -15,7 +15,7 @@ import apsw
 import msgspec
 
 from ..port import REMOVED, DataCorrupt, Key, Row
-from .files import DatabaseFile, Format, in_words, open_reader
+from .files import DatabaseFile, Format, in_words, is_damage, open_reader
 from .log import FORMAT as LOG_FORMAT
 from .log import Change, End, read_batches
 from .paths import Paths
@@ -23,9 +23,10 @@ from .state import FORMAT as STATE_FORMAT
 from .state import decode_row
 from .storing import COLUMNS, columns_of, labels_of
 
-What = Literal["page", "index", "log", "record", "columns", "labels", "stray", "differs", "history"]
-"""A page that cannot be read; an index that is missing or wrong; an entry of the log; a record's bytes; the columns and
-labels it is found by; something that belongs to no record; a record that is not what the log led to; its history."""
+What = Literal["disk", "page", "index", "log", "record", "columns", "labels", "stray", "differs", "history"]
+"""Something that could not be read, which says nothing of what is there; a damaged page; an index that is missing or
+wrong; an entry of the log; a record's bytes; the columns and labels it is found by; something that belongs to no
+record; a record that is not what the log led to; its history."""
 
 
 class Fault(NamedTuple):
@@ -99,9 +100,16 @@ def faults(paths: Paths, *files: DatabaseFile) -> list[Fault]:
         with View(paths, *files) as view:
             for look in looks:
                 found += _guarded(look, view)
-    except (apsw.Error, KeyError) as problem:
-        found.append(Fault("page", f"{paths.folder}: {in_words(problem)}"))
+    except apsw.Error as problem:
+        found.append(_unread(paths.folder, problem))
+    except KeyError as missing:
+        found.append(Fault("page", f"{paths.folder}: the fact {missing} is missing"))
     return list(dict.fromkeys(found))
+
+
+def damaged_page(faults: list[Fault]) -> str | None:
+    """What is said of a damaged page, if there is one: the whole file has to be made again then."""
+    return next((fault.text for fault in faults if fault.what == "page"), None)
 
 
 def _guarded(look: Callable[[View], Iterator[Fault]], view: View) -> Iterator[Fault]:
@@ -112,9 +120,13 @@ def _guarded(look: Callable[[View], Iterator[Fault]], view: View) -> Iterator[Fa
         if look is _in_log_file:
             yield Fault("log", f"{view.paths.log.name}: {in_words(problem)}")
         else:
-            yield Fault("page", f"{view.paths.state.name}: {in_words(problem)}")
+            yield _unread(view.paths.state.name, problem)
     except DataCorrupt as corrupt:
         yield Fault("log", str(corrupt))
+
+
+def _unread(where: object, problem: apsw.Error) -> Fault:
+    return Fault("page" if is_damage(problem) else "disk", f"{where}: {in_words(problem)}")
 
 
 # --- files and indexes ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -44,7 +44,7 @@ from ..port import (
 )
 from .applying import DISK_FULL, Applying
 from .cache import UNKNOWN, RowCache, present
-from .checking import faults, problems
+from .checking import Fault, damaged_page, faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
 from .files import damage_told, in_words, is_damage, unreadable
@@ -58,10 +58,13 @@ from .presence import Presence
 from .reading import ReadableLog
 from .repairing import repaired
 from .restoring import Incoming, put_in_place
+from .salvaging import salvage
 from .state import StateReader
 from .workers import ReaderPool, Worker
 
 log = logs.get(__name__)
+
+Done = TypeVar("Done")
 
 
 class SqliteEngine(Engine):
@@ -399,7 +402,7 @@ class SqliteEngine(Engine):
     def _look_for_idleness(self) -> None:
         """A store nobody writes to for a moment gets its watermark."""
         self._idle_timer = None
-        if self._broken is not None or self._committed.position == self._marked:
+        if self._broken is not None or not self._is_open or self._committed.position == self._marked:
             return
         wait = self._last_commit + self._idle_seconds - time.monotonic()
         if wait > 0:
@@ -475,7 +478,7 @@ class SqliteEngine(Engine):
             except BaseException:
                 await self._give_up(new)
                 raise
-            await self._replace_files()
+            await self._replace_files(lambda: put_in_place(self._paths))
 
     async def _give_up(self, new: Incoming) -> None:
         try:
@@ -484,19 +487,21 @@ class SqliteEngine(Engine):
             # If it has been declared complete, it takes its place at the next start: nothing more may be taken on.
             self._break(EngineBroken(f"a new store cannot be cleared away: {problem.strerror}"))
 
-    async def _replace_files(self) -> None:
+    async def _replace_files(self, replace: Callable[[], Done]) -> Done:
+        """Close the store, let files take the places of others, and go on with those."""
         try:
             self._is_open = False
             await self._close_files()
-            await asyncio.to_thread(put_in_place, self._paths)
+            done = await asyncio.to_thread(replace)
             self._cache = RowCache(self._cache_bytes)
             self._marked = -1
             synchronous = SYNCHRONOUS[self.durability]
             self._begin(await asyncio.to_thread(open_files, self._paths, synchronous, self._stopped))
+            return done
         except Exception as problem:  # noqa: BLE001 - whatever it is, there is no store to serve
             why = f"the new store could not take the place of the old one: {problem}"
             self._break(DataCorrupt(why) if isinstance(problem, DataCorrupt) else EngineBroken(why))
-            raise Internal("the restore was cut off: it is finished at the next start", outcome="unknown") from None
+            raise Internal("it was cut off: it is finished at the next start", outcome="unknown") from None
 
     async def check(self) -> list[str]:
         self._check_usable()
@@ -504,21 +509,48 @@ class SqliteEngine(Engine):
         return await asyncio.to_thread(problems, self._paths, *self._files)
 
     async def repair(self) -> list[str]:
+        # To its end, also when whoever called us no longer waits: for a while there may be no store.
+        return await asyncio.shield(self._loop.create_task(self._repaired()))
+
+    async def _repaired(self) -> list[str]:
         async with self._tending:
-            self._check_usable()
+            found, done = await self._faults(), []
+            if (why := damaged_page(found)) is not None:
+                done.append(await self._salvaged(why))
+                found = await self._faults()
+            if not found or damaged_page(found):
+                return done  # nothing is to be built on a damaged file
+            return done + await self._mended(found)
+
+    async def _faults(self) -> list[Fault]:
+        self._check_usable()
+        await self._everything_applied()
+        return await asyncio.to_thread(faults, self._paths, *self._files)
+
+    async def _salvaged(self, why: str) -> str:
+        """A page cannot be mended where it is: a sound file takes the place of the damaged one."""
+        async with self._committing:
             await self._everything_applied()
-            found = await asyncio.to_thread(faults, self._paths, *self._files)
-            if not found:
-                return []
-            await self._everything_applied()
+            return await self._replace_files(lambda: self._salvage(why))
+
+    def _salvage(self, why: str) -> str:
+        try:
+            return salvage(self._paths, SYNCHRONOUS[self.durability], why)
+        except DataCorrupt as corrupt:
+            return str(corrupt)  # the files were left as they are, and are served as before
+        except apsw.FullError:
+            return f"{self._paths.state.name} cannot be repaired: the disk is full; free some space, then try again"
+
+    async def _mended(self, found: list[Fault]) -> list[str]:
+        await self._everything_applied()
+        self._presence.forget()
+        try:
+            done: list[str] = await self._in_applier(lambda: repaired(self._files, self._paths, found))
+        finally:
+            # However far it came: what was read meanwhile may be of before.
+            self._cache = RowCache(self._cache_bytes)
             self._presence.forget()
-            try:
-                done: list[str] = await self._in_applier(lambda: repaired(self._files, self._paths, found))
-            finally:
-                # However far it came: what was read meanwhile may be of before.
-                self._cache = RowCache(self._cache_bytes)
-                self._presence.forget()
-            return done
+        return done
 
     def measures(self) -> dict[str, int]:
         if not self._is_open:

@@ -14,7 +14,7 @@ import apsw
 
 from ...process.locks import InstanceLock
 from ..port import DataCorrupt, EngineBroken
-from .checking import faults, problems
+from .checking import damaged_page, faults, problems
 from .files import in_words
 from .folder import refuse_links
 from .opening import SYNCHRONOUS, Files, open_files
@@ -80,6 +80,6 @@ def _unusable(paths: Paths, durability: str) -> str | None:
     """Why state.db cannot be used as it is; None when it can."""
     try:
         with _opened(paths, durability):
-            return next((fault.text for fault in faults(paths) if fault.what == "page"), None)
+            return damaged_page(faults(paths))
     except DataCorrupt as corrupt:
         return str(corrupt)

@@ -49,7 +49,7 @@ def repaired(files: Files, paths: Paths, faults: list[Fault]) -> list[str]:
         except apsw.Error as problem:
             if is_failing_disk(problem):
                 raise
-            done.append(f"{paths.state.name} cannot be repaired while it is served: {in_words(problem)}")
+            done.append(f"{paths.state.name} cannot be repaired any further: {in_words(problem)}")
             break
     return done
 
@@ -185,10 +185,10 @@ class _Repair:
 
     def impossible(self) -> Iterator[str]:
         cures = {
-            "page": "stop the daemon and repair its folder",
+            "disk": "check the disk, then try again",
             "log": "it cannot be made again; bring back a copy of all its files, or restore a snapshot",
         }
-        return (f"{fault.text}: {cures[fault.what]}" for fault in chain(self._of("page"), self._of("log")))
+        return (f"{fault.text}: {cures[fault.what]}" for fault in chain(*map(self._of, cures)))
 
 
 def _made(db: apsw.Connection, missing: dict[str, str], file: str) -> Iterator[str]:
