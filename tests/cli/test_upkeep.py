@@ -71,6 +71,7 @@ def test_a_damaged_page_is_a_problem_to_a_daemon_too_and_is_made_again_while_it_
         found = stopped.ask("check")
         assert (found.code, found.err) == (65, "")
         assert "state.db: a page does not match its checksum" in found.record["problems"]
+        assert not any("\n" in problem for problem in found.record["problems"])
         verdicts = {check["name"]: check["verdict"] for check in stopped.ask("health").record["checks"]}
         assert verdicts["commits"] == "ok"
         repaired = stopped.ask("check", "--repair")
