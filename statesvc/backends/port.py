@@ -6,6 +6,7 @@ know lifecycles, patches or the wire. The rules above must not know SQL, scripts
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
@@ -237,6 +238,8 @@ class Engine(ABC):
     immediate: ClassVar[bool] = False
     side_by_side: int = 1
     """Commits that may be under way at once. Units that share a record are never in two of them."""
+    timeout_seconds: float = math.inf
+    """How long a request may wait without an answer to anybody, in line or for its own call, before it is told so."""
     commit_seconds: float = 0.0
     """What a commit may take at most: so long after it was handed over nothing of it is applied any more."""
     durability: str
@@ -318,6 +321,11 @@ class Engine(ABC):
         `conflict` means that nothing of the unit is stored; `unknown` that a read has to tell. A unit of more than
         `UNIT_WRITES` may be refused with `BadRequest`, and then nothing of the batch is stored.
         """
+
+    async def commit_within(self, batch: Sequence[Unit], seconds: float) -> list[Result]:  # noqa: ARG002 - see below
+        """The same when only so much is left of `timeout_seconds`, because those who wait for it have waited before.
+        Engines that have no such time take theirs."""
+        return await self.commit(batch)
 
     @abstractmethod
     async def kinds(self) -> list[str]:

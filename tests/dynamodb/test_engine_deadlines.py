@@ -91,6 +91,15 @@ async def test_a_unit_that_waited_for_a_connection_too_long_is_not_sent(place: P
         assert len(await whole_log(engine)) == 2
 
 
+async def test_a_commit_for_those_who_have_waited_before_is_not_sent_when_no_time_is_left(place: Place):
+    async with place.opened() as engine:
+        await fill(engine, [row("x")])
+        slow = Slow(engine, late=0)
+        assert told(await engine.commit_within([born("a")], 0.0)) == ["not_applied"]
+        assert slow.sent == []
+        assert await engine.commit([born("a")]) == ["applied"]
+
+
 async def test_a_unit_that_waits_for_room_in_the_log_is_refused_in_time(place: Place):
     async with place.opened(timeout_seconds=0.5) as engine:
         lane = engine._life.holding.lane

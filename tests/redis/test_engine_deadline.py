@@ -102,6 +102,18 @@ async def test_a_later_call_has_only_the_time_that_is_left(server: Server, names
         assert await engine.get([("job", "a")]) == [row("a")]
 
 
+async def test_a_commit_for_those_who_have_waited_before_has_only_the_time_that_is_left(server: Server, namespace: str):
+    async with Proxy(server.port) as proxy, opened(server, namespace, endpoint=proxy.address) as engine:
+        await fill(engine, [row("known")])  # and with it the script
+        with pytest.raises(Unavailable) as late:
+            await engine.commit_within([born("a")], 0.0)
+        assert late.value.outcome == "not_applied"
+        proxy.hold()
+        async with asyncio.timeout(20):  # its own time would be 30 s
+            assert await engine.commit_within([born("a")], 1.0) == ["unknown"]
+        proxy.release()
+
+
 async def test_a_script_the_server_does_not_know_is_not_sent_again_when_the_time_is_over(namespace: str):
     with Server() as server:
         async with opened(server, namespace) as engine:

@@ -57,6 +57,7 @@ class DynamodbEngine(Engine):
         self.durability = "replicated"
         self.epoch = ""
         self.side_by_side = max(1, options.connections // COMMIT_SHARE)
+        self.timeout_seconds = options.timeout_seconds
         self.commit_seconds = options.timeout_seconds + FIND_OUT_SECONDS
         self._options = options
         self._calls = Calls(Access.of(options))
@@ -149,7 +150,10 @@ class DynamodbEngine(Engine):
         return await self._open.walks.count(query)
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
-        here, until = self._open, asyncio.get_running_loop().time() + self._options.timeout_seconds
+        return await self.commit_within(batch, self.timeout_seconds)
+
+    async def commit_within(self, batch: Sequence[Unit], seconds: float) -> list[Result]:
+        here, until = self._open, asyncio.get_running_loop().time() + seconds
         unnamed = here.kinds.not_named({write.row.kind for unit in batch for write in unit})
         if unnamed or here.life.tails.is_stale:
             try:

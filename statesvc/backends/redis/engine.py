@@ -58,6 +58,7 @@ class RedisEngine(Engine):
         self._seen = Seen()
         self._guesses = Guesses()
         self._loading = False
+        self.timeout_seconds = access.timeout_seconds
         self.commit_seconds = access.timeout_seconds + (wait_seconds if wait_replicas else 0.0)
 
     async def open(self) -> None:
@@ -147,8 +148,11 @@ class RedisEngine(Engine):
     # --- commits ---------------------------------------------------------------------------------------------------
 
     async def commit(self, batch: Sequence[Unit]) -> list[Result]:
+        return await self.commit_within(batch, self.timeout_seconds)
+
+    async def commit_within(self, batch: Sequence[Unit], seconds: float) -> list[Result]:
         # One deadline and one epoch for the whole of it: those that held when it was handed over.
-        until = asyncio.get_running_loop().time() + self.commit_seconds
+        until = asyncio.get_running_loop().time() + self.commit_seconds - (self.timeout_seconds - seconds)
         epoch = self._namespace.known.epoch
         outcome = commits.Outcome(len(batch))
         waiting = commits.parts(batch, self._guesses.digest)
