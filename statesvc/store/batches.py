@@ -10,6 +10,7 @@ decided on a pending row waits until that row is settled, and is not tried if it
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from statesvc_client.errors import Internal, StateError, Unavailable
 from .. import failpoints, logs
 from ..backends.port import Engine, Key, Result, Row, Unit
 from .handing import hand_over
+from .patience import Patience
 
 log = logs.get(__name__)
 
@@ -29,11 +31,24 @@ FULL_BYTES = 32 * 1024 * 1024
 class Batch:
     """Writes that are committed by one call, and who waits for that."""
 
-    __slots__ = ("_applied", "begun", "bytes", "failure", "foundations", "listeners", "results", "settled", "units")
+    __slots__ = (
+        "_applied",
+        "begun",
+        "bytes",
+        "came",
+        "failure",
+        "foundations",
+        "listeners",
+        "results",
+        "settled",
+        "units",
+    )
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
         self.bytes = 0
+        self.came = math.inf
+        """When the request came that has waited for it the longest."""
         self.results: list[Result] = []
         self.failure: StateError | None = None
         self.begun = False
@@ -123,7 +138,7 @@ class GroupCommit:
         """Is told what was decided, as soon as it is; None while nobody wants to know."""
         self.failed: list[Callable[[list[Unit]], None]] = []
         """Are told which decided writes did not happen, before those who wait for them are."""
-        self.await_orders: Callable[[], Awaitable[None] | None] = lambda: None
+        self.await_orders: Callable[[], Callable[[], Awaitable[None]] | None] = lambda: None
         """On a shared engine: what to wait for while it is not known whether writes may be taken; it raises when that
         stays so."""
         self.bar: Bar | None = None
@@ -140,7 +155,8 @@ class GroupCommit:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def add(self, unit: Unit) -> Batch:
+    def add(self, unit: Unit, came: float | None = None) -> Batch:  # noqa: ARG002 - nobody is waited for in line here
+        """`came`: when the request did that it is for, if that was not just now."""
         if self.bar is not None:
             self.bar.check(unit)
         batch = self._batch_for(unit)
@@ -247,12 +263,18 @@ class SharedCommit(GroupCommit):
     """The same for an engine that others write to, and that may take several commits at once: one that is slow does not
     hold up the others."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, patience: Patience) -> None:
         super().__init__(engine)
+        self._patience = patience
         self._running: dict[Batch, asyncio.Task[None]] = {}
         self._held: Batch | None = None
         """What was decided on rows that are under way: it goes when they are settled."""
         self._blockers: set[Batch] = set()
+
+    def add(self, unit: Unit, came: float | None = None) -> Batch:
+        batch = super().add(unit)
+        batch.came = min(batch.came, self._patience.now() if came is None else came)
+        return batch
 
     def _batch_for(self, unit: Unit) -> Batch:
         founded = [found for write in unit if (found := self._pending.get(write.row.key)) is not None]
@@ -301,14 +323,24 @@ class SharedCommit(GroupCommit):
     async def _committed(self, batch: Batch) -> list[Result]:
         """What was decided on a row that did not come about is not even tried: the stored row may by chance have the
         stamp it expects, and be another. Nor is what may not be written any more, though it was taken before."""
-        if (knowing := self.await_orders()) is not None:
-            await knowing
+        if (look := self.await_orders()) is not None:
+            await self._patience.wait(batch.came, look)
         if not batch.foundations and self.bar is None:
-            return await self._engine.commit(batch.units)
+            return await self._tried(batch.units, batch.came)
         verdicts = [self._refusal(unit, holds=holds) for unit, holds in zip(batch.units, batch.sound(), strict=True)]
         tried = [unit for unit, refusal in zip(batch.units, verdicts, strict=True) if refusal is None]
-        done = iter(await self._engine.commit(tried))
+        done = iter(await self._tried(tried, batch.came))
         return [next(done) if refusal is None else refusal for refusal in verdicts]
+
+    async def _tried(self, units: list[Unit], came: float) -> list[Result]:
+        """Commit them in the time that is left to the one who has waited the longest."""
+        left = self._patience.left(came)
+        if left <= 0:
+            raise self._patience.over()
+        results = await self._engine.commit_within(units, left)
+        if "applied" in results:  # whatever else is said of a unit may be known without having asked
+            self._patience.answered()
+        return results
 
     def _refusal(self, unit: Unit, *, holds: bool) -> Result | None:
         if not holds:
@@ -344,8 +376,8 @@ class SharedCommit(GroupCommit):
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
 
-def group_commit(engine: Engine) -> GroupCommit:
-    return GroupCommit(engine) if engine.immediate else SharedCommit(engine)
+def group_commit(engine: Engine, patience: Patience) -> GroupCommit:
+    return GroupCommit(engine) if engine.immediate else SharedCommit(engine, patience)
 
 
 def _follows(failure: StateError) -> StateError:

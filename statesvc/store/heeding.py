@@ -10,7 +10,7 @@ whoever freezes the store knows that, a little later, nobody writes any more: al
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from statesvc_client.errors import StateError
 
@@ -62,6 +62,7 @@ class Heeding:
         store = self._store
         began, bar = store.clock.steady(), store.commits.bar
         frozen, tokens = await store.engine.get([own.FREEZE, own.TOKENS])
+        store.patience.answered()
         self._known_at = began
         if tokens is not None:
             store.raise_token_floor(tokens.token)
@@ -74,9 +75,9 @@ class Heeding:
             store.commits.bar = None
             log.info("thawed")
 
-    def _await_orders(self) -> Awaitable[None] | None:
+    def _await_orders(self) -> Callable[[], Awaitable[None]] | None:
         age = self._store.clock.steady() - self._known_at
-        return None if age <= TRUST_SECONDS else self._look_first()
+        return None if age <= TRUST_SECONDS else self._look_first
 
     async def _look_first(self) -> None:
         """Many writers may be in doubt at once: one look is enough for all of them."""

@@ -78,6 +78,7 @@ class Race:
     __slots__ = (
         "_batch",
         "_caller",
+        "_came",
         "_expected",
         "_fields",
         "_foundation",
@@ -120,6 +121,7 @@ class Race:
         self._precedence = precedence
         self._tell = tell
         self._replayed = replayed
+        self._came = store.patience.now()
         # A numbered write leaves its mark in the row it made: then the row itself tells whether it was taken.
         self._marked = bool(caller.client) and request.seq is not None
         self._unsure: list[Row] = []
@@ -142,7 +144,7 @@ class Race:
             if made is not None:
                 self._commit(made, None)
             else:
-                self._store.reads.ask(self._key, self._fetched)
+                self._store.reads.ask(self._key, self._fetched, self._came)
         except Exception as problem:  # noqa: BLE001 - whoever sent it is told
             self._finish(problem)
 
@@ -181,7 +183,7 @@ class Race:
         self._precedence.check()
         self._turn.decided(made.row, foundation)
         self._made, self._foundation = made, foundation
-        batch = self._store.commits.add((made,))
+        batch = self._store.commits.add((made,), self._came)
         self._batch, self._place = batch, len(batch.units) - 1
         batch.listeners.append(self._settled)
 
@@ -242,13 +244,13 @@ class Race:
         for tried in range(1, ATTEMPTS):
             await stepped_back(tried)
             try:
-                await self._turn.first()
+                await self._store.patience.wait(self._came, self._turn.first)
                 made = self._decided_on_guess(tried)
                 if made is not None:
                     decided = await self._committed(made)
                 else:
                     self._server = self._store.engine.server
-                    decided = await self._attempt(await self._store.read(self._key))
+                    decided = await self._attempt(await self._store.read(self._key, self._came))
             except StateError as problem:
                 raise in_doubt(problem) if self._unsure else problem from None
             if decided is not None:
@@ -277,7 +279,7 @@ class Race:
     async def _committed(self, made: Write) -> Decided | None:
         self._precedence.check()
         self._turn.decided(made.row)
-        result = await self._store.committed((made,), self._precedence.failed)
+        result = await self._store.committed((made,), self._precedence.failed, came=self._came)
         if result == "applied":
             return Decided(made.row)
         self._note(result, made)
@@ -329,7 +331,7 @@ class Race:
             if batch.begun:
                 return None
             self._turn.decided()
-            await batch.wait()
+            await self._store.patience.wait(self._came, batch.wait)
             if batch.failure is not None:
                 raise batch.failure
             if foundation is not None and not batch.applied(foundation):
@@ -350,13 +352,14 @@ class Look:
     have changed the record since, and said so.
     """
 
-    __slots__ = ("_key", "_store", "_tell", "_turn")
+    __slots__ = ("_came", "_key", "_store", "_tell", "_turn")
 
     def __init__(self, store: Store, key: Key, turn: Turn, tell: Tell) -> None:
         self._store = store
         self._key = key
         self._turn = turn
         self._tell = tell
+        self._came = store.patience.now()
 
     def start(self) -> None:
         self._turn.when_mine(self._lead)
@@ -364,7 +367,7 @@ class Look:
     def _lead(self) -> None:
         if self._turn.is_first and self._store.commits.pending(self._key) is None:
             # Everything before is settled, so it is in what is read from here on.
-            self._store.reads.ask(self._key, self._fetched)
+            self._store.reads.ask(self._key, self._fetched, self._came)
         else:
             self._store.go_on(self._finished())
 
@@ -393,11 +396,11 @@ class Look:
         if pending is not None and not pending[1].begun:
             row, batch = pending
             self._turn.decided()
-            await batch.wait()
+            await self._store.patience.wait(self._came, batch.wait)
             if batch.failure is None and batch.applied(row):
                 return None if row.deleted == REMOVED else row
-        await self._turn.first()
-        return await self._store.fetch(self._key)
+        await self._store.patience.wait(self._came, self._turn.first)
+        return await self._store.fetch(self._key, self._came)
 
 
 async def stepped_back(tried: int) -> None:

@@ -1,7 +1,8 @@
 """Reads of single records from a shared engine, many of them in one call.
 
 Owns putting together what is asked for in one turn of the loop. Must not know what the rows are wanted for. A read
-begins after it was asked for, so whoever asks sees everything committed before.
+begins after it was asked for, so whoever asks sees everything committed before. Who has waited before waits no longer
+than is left of that, though the call goes on for others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from statesvc_client.errors import Internal, StateError
 from .. import logs
 from ..backends.port import Engine, Key, Row
 from .handing import hand_over
+from .patience import Patience
 
 log = logs.get(__name__)
 
@@ -31,21 +33,25 @@ Take = Callable[["Row | None", "StateError | None"], None]
 class Reads:
     """Gathers keys, and fetches them together."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, patience: Patience) -> None:
         self._engine = engine
+        self._patience = patience
         self._wanted: dict[Key, list[Take]] = {}
         self._fetching: set[asyncio.Task[None]] = set()
         self._usual = LEAST_USUAL_BYTES
         """About what a record takes, lately."""
 
-    async def get(self, key: Key) -> Row | None:
-        """The newest committed row, tombstones included."""
+    async def get(self, key: Key, came: float | None = None) -> Row | None:
+        """The newest committed row, tombstones included. `came`: when the request did that wants it, if that was not
+        just now."""
         found: asyncio.Future[Row | None] = asyncio.get_running_loop().create_future()
-        self.ask(key, lambda row, problem: hand_over(found, row if problem is None else problem))
+        self.ask(key, lambda row, problem: hand_over(found, row if problem is None else problem), came)
         return await found
 
-    def ask(self, key: Key, take: Take) -> None:
+    def ask(self, key: Key, take: Take, came: float | None = None) -> None:
         """The same for one who does not wait: `take` is called when the row is there."""
+        if came is not None and self._patience.has_waited(came):
+            take = _InTime(take, came, self._patience)
         takers = self._wanted.get(key)
         if takers is not None:
             takers.append(take)
@@ -70,6 +76,7 @@ class Reads:
         problem: StateError | None = None
         try:
             rows = await self._engine.get(keys)
+            self._patience.answered()
         except StateError as away:
             problem = away
         except Exception as bug:
@@ -90,3 +97,30 @@ class Reads:
     def _note_sizes(self, rows: list[Row | None]) -> None:
         largest = max((len(row.body) + len(row.marks) for row in rows if row is not None), default=0)
         self._usual = max(LEAST_USUAL_BYTES, largest, self._usual - self._usual // 8)
+
+
+class _InTime:
+    """One who wants a row, and has waited before it could be asked for."""
+
+    __slots__ = ("_alarm", "_came", "_patience", "_take")
+
+    def __init__(self, take: Take, came: float, patience: Patience) -> None:
+        self._take = take
+        self._came = came
+        self._patience = patience
+        self._alarm: asyncio.Handle | None = self._set_alarm()
+
+    def __call__(self, row: Row | None, problem: StateError | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+            self._take(row, problem)
+
+    def _set_alarm(self) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_later(self._patience.left(self._came), self._look_at_the_clock)
+
+    def _look_at_the_clock(self) -> None:
+        if self._patience.left(self._came) > 0:
+            self._alarm = self._set_alarm()
+        else:
+            self(None, self._patience.over())

@@ -53,6 +53,7 @@ from .handing import hand_over
 from .kinds import Kind, Kinds
 from .leases import Leases
 from .leasing import Kept
+from .patience import Patience
 from .racing import ALONE, ATTEMPTS, Decided, Look, Precedence, Race, Tell, in_doubt, perhaps_applied, stepped_back
 from .reads import Reads
 from .records import checked_id, identify
@@ -97,13 +98,14 @@ class Store:
         self.engine = engine
         self.kinds = Kinds() if kinds is None else kinds
         self.limits = limits or Limits()
-        self.commits = group_commit(engine)
+        self.patience = Patience(engine)
+        self.commits = group_commit(engine, self.patience)
         self.clock = clock or Clock()
         self.leases = Leases(self.clock.steady)
         self.commits.failed.append(self._undone)
         self._token_floor = 0
         self._sequence = Lines()
-        self.reads = Reads(engine)
+        self.reads = Reads(engine, self.patience)
         self.long_lists = asyncio.Semaphore(LONG_LISTS)
         self._going_on: set[asyncio.Task[None]] = set()
         self._stamper = Stamper()
@@ -237,25 +239,29 @@ class Store:
         self._going_on.add(task)
         task.add_done_callback(self._going_on.discard)
 
-    async def read(self, key: Key) -> Row | None:
-        """The stored row, once no commit of our own is under way for it: writers here take turns, they do not race."""
+    async def read(self, key: Key, came: float | None = None) -> Row | None:
+        """The stored row, once no commit of our own is under way for it: writers here take turns, they do not race.
+        `came`: when the request did that wants it, if that was not just now."""
+        came = self.patience.now() if came is None else came
         while True:
             while (pending := self.commits.pending(key)) is not None:
-                await pending[1].wait()
-            row = await self.reads.get(key)
+                await self.patience.wait(came, pending[1].wait)
+            row = await self.reads.get(key, came)
             if self.commits.pending(key) is None:
                 return row
 
-    async def fetch(self, key: Key) -> Row | None:
+    async def fetch(self, key: Key, came: float) -> Row | None:
         """The row as it is stored by now, whatever is under way: everything committed before this call is in it."""
-        return await self.reads.get(key)
+        return await self.reads.get(key, came)
 
-    async def commit(self, write: Write) -> Result:
-        return await self.committed((write,))
+    async def commit(self, write: Write, came: float | None = None) -> Result:
+        return await self.committed((write,), came=came)
 
-    async def committed(self, unit: Unit, failed: Callable[[StateError], None] | None = None) -> Result:
+    async def committed(
+        self, unit: Unit, failed: Callable[[StateError], None] | None = None, *, came: float | None = None
+    ) -> Result:
         """Commit it, and tell what became of it; `failed` is told of a failure before anybody else goes on."""
-        batch = self.commits.add(unit)
+        batch = self.commits.add(unit, came)
         place = len(batch.units) - 1
         if failed is not None:
             batch.listeners.append(partial(batch.tell_failure, failed))
@@ -290,10 +296,11 @@ class Store:
             self.leases.renewed(kept.row, kept.lease)
             return kept, after
         outcome: Outcome = "not_applied"
+        came = self.patience.now()
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
-            kept, basis = await self._renewal(request, kind, key, may_guess=outcome != "unknown")
-            result = await self.commit(Write(kept.row, kept.row.stamp, None, basis))
+            kept, basis = await self._renewal(request, kind, key, came, may_guess=outcome != "unknown")
+            result = await self.commit(Write(kept.row, kept.row.stamp, None, basis), came)
             if result == "applied":
                 self.leases.note(kept.row)
                 return kept, None
@@ -301,22 +308,24 @@ class Store:
                 outcome = "unknown"
         raise Busy(f"{kind.name} {key[1]} keeps changing; send the renewal again", outcome=outcome)
 
-    async def _renewal(self, request: Renew, kind: Kind, key: Key, *, may_guess: bool) -> tuple[Kept, Row | None]:
+    async def _renewal(
+        self, request: Renew, kind: Kind, key: Key, came: float, *, may_guess: bool
+    ) -> tuple[Kept, Row | None]:
         """The renewal to commit, and the guess it was decided on, if it was. A refusal is never read off a guess."""
         guess = self.engine.guess(key) if may_guess and self.commits.pending(key) is None else None
         if guess is not None:
             with suppress(StateError):
                 return leasing.renew_bare(request, Subject(kind, key[1], guess.row), self.moment()), guess.row
-        row = await self.read(key)
+        row = await self.read(key, came)
         return leasing.renew_bare(request, Subject(kind, key[1], row), self.moment()), None
 
     # --- several records -------------------------------------------------------------------------------------------
 
-    async def look(self, keys: Sequence[Key]) -> list[Row | None]:
+    async def look(self, keys: Sequence[Key], came: float | None = None) -> list[Row | None]:
         """The newest rows, decided ones included; tombstones too."""
         if self.engine.immediate:
             return [self.newest(key)[0] for key in keys]
-        return list(await asyncio.gather(*map(self.read, keys)))
+        return list(await asyncio.gather(*(self.read(key, came) for key in keys)))
 
     def attempt_now(self, keys: Sequence[Key], decide: Decide) -> tuple[Unit, Batch] | None:
         """The same on an immediate engine, without waiting: what was decided, and the commit it is in."""
@@ -332,11 +341,12 @@ class Store:
         """
         unsure: list[Unit] = []
         basis: list[Row | None] = []
+        came = self.patience.now()
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
             server = self.engine.server
             try:
-                rows = await self.look(keys)
+                rows = await self.look(keys, came)
                 found = dict(zip(keys, rows, strict=True))
                 stored = (_as_stored(unit, found, once=once) for unit in unsure)
                 if (done := next(filter(None, stored), None)) is not None:
@@ -350,7 +360,7 @@ class Store:
                     raise perhaps_applied("by now there is nothing to do")
                 if not unit:
                     return None
-                result = await self.committed(unit)
+                result = await self.committed(unit, came=came)
             except StateError as problem:
                 is_open = unsure and (once or isinstance(problem, ServiceFault))
                 raise in_doubt(problem) if is_open else problem from None

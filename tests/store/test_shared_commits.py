@@ -9,6 +9,7 @@ import pytest
 
 from statesvc.backends.port import Key, Result, Row, Unit
 from statesvc.store.batches import Batch, SharedCommit
+from statesvc.store.patience import Patience
 from statesvc.store.reads import MOST_KEYS, Reads
 from statesvc.store.sequence import Sequence as Lines
 from statesvc.store.store import Store
@@ -44,7 +45,7 @@ class SlowEngine(WeakEngine):
 
 def started(side_by_side: int) -> tuple[SlowEngine, SharedCommit]:
     engine = SlowEngine(side_by_side)
-    commits = SharedCommit(engine)
+    commits = SharedCommit(engine, Patience(engine))
     commits.start()
     return engine, commits
 
@@ -160,7 +161,7 @@ class CountingEngine(WeakEngine):
 
 async def test_reads_of_one_turn_are_one_call_and_each_gets_its_own():
     engine = CountingEngine()
-    reads = Reads(engine)
+    reads = Reads(engine, Patience(engine))
     found = await asyncio.gather(*(reads.get(("job", name)) for name in ("a", "b", "a")))
     assert [each.id for each in found if each] == ["a", "b", "a"]
     assert engine.calls == [2]
@@ -168,14 +169,14 @@ async def test_reads_of_one_turn_are_one_call_and_each_gets_its_own():
 
 async def test_a_call_reads_no_more_than_its_bound():
     engine = CountingEngine()
-    reads = Reads(engine)
+    reads = Reads(engine, Patience(engine))
     await asyncio.gather(*(reads.get(("job", str(number))) for number in range(MOST_KEYS + 1)))
     assert sorted(engine.calls) == [1, MOST_KEYS]
 
 
 async def test_a_reader_that_gives_up_does_not_take_the_row_from_others():
     engine = CountingEngine()
-    reads = Reads(engine)
+    reads = Reads(engine, Patience(engine))
     leaving, staying = (asyncio.create_task(reads.get(("job", "a"))) for _ in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
@@ -187,14 +188,14 @@ async def test_a_reader_that_gives_up_does_not_take_the_row_from_others():
 async def test_everybody_who_reads_hears_that_the_engine_is_away():
     engine = CountingEngine()
     engine.fails = Unavailable("away")
-    reads = Reads(engine)
+    reads = Reads(engine, Patience(engine))
     heard = await asyncio.gather(*(reads.get(("job", name)) for name in "ab"), return_exceptions=True)
     assert [type(each) for each in heard] == [Unavailable, Unavailable]
 
 
 async def test_those_who_do_not_wait_are_handed_the_row_or_why_there_is_none():
     engine = CountingEngine()
-    reads = Reads(engine)
+    reads = Reads(engine, Patience(engine))
     handed: list[tuple[str | None, StateError | None]] = []
 
     def take(found: Row | None, problem: StateError | None) -> None:
@@ -211,7 +212,8 @@ async def test_those_who_do_not_wait_are_handed_the_row_or_why_there_is_none():
 
 
 async def test_one_who_cannot_take_its_row_keeps_it_from_nobody():
-    reads = Reads(CountingEngine())
+    engine = CountingEngine()
+    reads = Reads(engine, Patience(engine))
     handed: list[str] = []
 
     def broken(_: Row | None, __: StateError | None) -> None:

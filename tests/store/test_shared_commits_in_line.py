@@ -154,8 +154,8 @@ async def test_a_read_behind_a_write_that_is_about_to_decide_again_sees_what_tha
     looks: list[asyncio.Future[asyncio.Future[Decided]]] = []
     ask = store.reads.ask
 
-    def asked(key: Key, take: Take) -> None:
-        ask(key, take)
+    def asked(key: Key, take: Take, came: float | None = None) -> None:
+        ask(key, take, came)
         if key == ("kv", "k") and next(reads_of_k, "") == "for the second":
             # Read and committed together with it, and told of that before it goes on.
             looks.append(behind(store, update("other"), lambda: soon(store.get_soon, Get(kind="kv", id="k"))))
