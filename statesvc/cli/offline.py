@@ -156,12 +156,9 @@ async def _fill(engine: SqliteEngine, settings: Settings, path: Path, told: Told
 
 def _keep_old_files(paths: Any, aside: Path) -> Path | None:
     """Give every file of the old store a second name in a folder of its own: the first is about to be taken."""
-    from statesvc.backends.sqlite.paths import sides
     from statesvc.process.folders import sync_folder
 
-    notes = [paths.watermark, paths.state_watermark, paths.unsynced]
-    files = [paths.log, *sides(paths.log), paths.state, *sides(paths.state), *notes]
-    there = [file for file in files if file.exists()]
+    there = [file for file in paths.files if file.exists()]
     if not there and not paths.incoming.exists():
         return None
     aside.mkdir(mode=0o700)

@@ -52,7 +52,7 @@ def repair_folder(folder: Path, durability: str = "disk") -> list[str]:
 def _owned(folder: Path) -> Iterator[Paths]:
     paths = Paths.below(folder)
     refuse_links(paths)
-    if not any(path.exists() for path in (paths.log, paths.state, paths.incoming)):
+    if not any(path.exists() for path in (*paths.files, paths.incoming)):
         raise DataCorrupt(f"{folder} holds no store: there is neither log.db nor state.db in it")
     with InstanceLock(str(folder / "lock")):
         try:

@@ -23,7 +23,7 @@ from .. import epoch_names
 from ..port import DataCorrupt, EngineBroken
 from . import restoring
 from .cache import Waiting
-from .files import NO_SPACE, in_words, is_damage, refuse_newer
+from .files import NO_SPACE, in_words, is_damage, refuse_newer, stored_version
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile
 from .paths import Paths, sides
@@ -85,10 +85,12 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
         restoring.finish(paths)
     refuse_newer(paths.log, LOG_FORMAT)
     refuse_newer(paths.state, STATE_FORMAT)
-    is_new = not paths.watermark.exists() and not paths.state.exists()
+    is_new = not _was_begun(paths)
     if not paths.log.exists() and not is_new:
         raise DataCorrupt(f"{paths.log} is missing, but other files of the store are there: bring it back")
     with _named(paths.log, LOG_CURE):
+        if is_new:
+            sync_folder(paths.folder)  # a start that was killed may have named the log, and done no more
         log_file = LogFile(paths.log, synchronous, new=is_new)
     try:
         with _named(paths.state, state_cure(log_file)):
@@ -107,6 +109,19 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
         files.abandon()
         raise
     return files
+
+
+def _was_begun(paths: Paths) -> bool:
+    """Whether there was a log, with facts in it. Of a first start that was cut off only the log itself may be there:
+    its name is on the disk before its WAL is made, and its facts are before anything else."""
+    beside = sides(paths.state)
+    if stored_version(paths.log) is None:
+        beside += sides(paths.log)
+    return any(file.exists() for file in (paths.state, *paths.notes)) or any(map(_holds_something, beside))
+
+
+def _holds_something(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
 
 
 @contextmanager

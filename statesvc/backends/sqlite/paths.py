@@ -36,6 +36,16 @@ class Paths(NamedTuple):
         names = ("log.db", "state.db", MARK_NAME, "state.watermark", UNSYNCED_NAME, "incoming")
         return cls(folder, *(folder / name for name in names))
 
+    @property
+    def notes(self) -> list[Path]:
+        """What is said about the databases outside of them."""
+        return [self.watermark, self.state_watermark, self.unsynced]
+
+    @property
+    def files(self) -> list[Path]:
+        """All that a store consists of."""
+        return [self.log, *sides(self.log), self.state, *sides(self.state), *self.notes]
+
 
 def sides(path: Path) -> list[Path]:
     return [path.with_name(path.name + suffix) for suffix in SIDES]
