@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,23 +12,33 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from statesvc.backends.port import DataCorrupt, Query
-from statesvc.backends.sqlite import opening
+from statesvc.backends.sqlite import boots, opening, watermark
 from statesvc.backends.sqlite.offline import check_folder, repair_folder
 from statesvc.backends.sqlite.opening import SYNCHRONOUS, open_files
 from statesvc.backends.sqlite.paths import Paths
-from tests.sqlite.filling import content, crashed, create, opened
+from statesvc.backends.sqlite.watermark import LogMark, Mark
+from tests.sqlite.filling import content, crashed, create, flip, opened
 
 ENGINE = str(Path(opening.__file__).parent)
 
 EVERYTHING = Query(kind="job", limit=100)
 
 NAMES = [f"job-{number}" for number in range(10)]
+LATER = [f"later-{number}" for number in range(5)]
 
 
 def bytes_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != "lock"}
+
+
+def laid_out(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(mode=0o700)
+    for name, raw in files.items():
+        (folder / name).write_bytes(raw)
+    return folder
 
 
 def assert_refused(folder: Path, why: str, level: str = "disk") -> None:
@@ -71,10 +82,7 @@ async def test_a_first_start_that_was_killed_anywhere_is_taken_up(tmp_path, leve
     files.abandon()
     assert {"log.db.new", "log.db-wal", "state.db.new", "state.db-wal"} <= {name for each in left for name in each}
     for number, each in enumerate(left):
-        folder = tmp_path / f"killed-{number}"
-        folder.mkdir(mode=0o700)
-        for name, raw in each.items():
-            (folder / name).write_bytes(raw)
+        folder = laid_out(tmp_path / f"killed-{number}", each)
         async with opened(folder, durability=level) as engine:
             await create(engine, NAMES)
             assert await engine.check() == []
@@ -130,3 +138,85 @@ async def test_a_wal_with_nothing_in_it_tells_of_no_store(tmp_path, name):
     (store / name).touch()
     async with opened(store) as engine:
         assert await content(engine) == {}
+
+
+# --- files of different moments --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def set_back(tmp_path) -> Path:
+    """A closed store whose log was brought back, with its watermark, from a copy of an earlier moment."""
+    store = tmp_path / "store"
+    async with opened(store) as engine:
+        await create(engine, NAMES)
+        await engine.query(EVERYTHING)
+        shutil.copy(store / "state.db-wal", tmp_path)
+    early = {name: (store / name).read_bytes() for name in ("log.db", "watermark")}
+    async with opened(store) as engine:
+        for name in LATER:
+            await create(engine, [name])
+    for name, raw in early.items():
+        (store / name).write_bytes(raw)
+    return store
+
+
+def without_state(store: Path) -> None:
+    (store / "state.db").unlink()
+
+
+def with_a_wal_of_before(store: Path) -> None:
+    """SQLite puts what is in it over what is newer."""
+    shutil.copy(store.with_name("state.db-wal"), store)
+
+
+def torn_without_a_mark(store: Path) -> None:
+    """Only what had come into the file tells how far it was."""
+    with_a_wal_of_before(store)
+    flip(store / "state.db-wal", 100)
+    (store / "state.watermark").unlink()
+
+
+@pytest.mark.parametrize("become", [without_state, with_a_wal_of_before, torn_without_a_mark])
+def test_no_state_is_made_again_from_a_log_that_ends_before_what_was_applied(set_back, become):
+    become(set_back)
+    before = bytes_in(set_back)
+    assert_refused(set_back, r"has applied entry 15, but .*log\.db ends at 10: the log's tail is lost")
+    assert "tail is lost" in check_folder(set_back)[0]
+    with pytest.raises(DataCorrupt, match="tail is lost"):
+        repair_folder(set_back)
+    after = bytes_in(set_back)
+    assert {name: after.get(name) for name in before if not name.endswith("-shm")} == before
+
+
+async def test_a_mark_of_another_epoch_is_not_held_against_a_log(set_back):
+    without_state(set_back)
+    mark = watermark.read(set_back / "state.watermark", Mark)
+    assert mark is not None
+    watermark.write(set_back / "state.watermark", replace(mark, epoch="another"))
+    async with opened(set_back) as engine:
+        assert {name for _, name in await content(engine)} == set(NAMES)
+
+
+@pytest.mark.parametrize("become", [lambda _: None, without_state], ids=["ahead", "gone"])
+@pytest.mark.parametrize("boot", ["this", "another"])
+async def test_a_log_that_lost_its_tail_without_syncing_is_told_also_if_that_start_is_killed_anywhere(
+    set_back, tmp_path, become, boot
+):
+    """The power may take it then. From the first that is changed on, the next start knows of it, at either level."""
+    become(set_back)
+    (set_back / "unsynced").write_text(boots.boot_id() if boot == "this" else "another")
+    mark = watermark.read(set_back / "watermark", LogMark)
+    assert mark is not None
+    left = [bytes_in(set_back)]
+    with at_every_line(lambda: left.append(now) if (now := bytes_in(set_back)) != left[-1] else None):
+        files = open_files(Paths.below(set_back), SYNCHRONOUS["os"], Event())
+    files.abandon()
+    assert files.log.epoch != mark.epoch
+    noted = next(number for number, each in enumerate(left) if each.get("unsynced") != left[0]["unsynced"])
+    for number, each in enumerate(left):
+        folder = laid_out(tmp_path / f"killed-{number}", each)
+        level = "os" if number < noted and boot == "this" else "disk"
+        async with opened(folder, durability=level) as engine:
+            assert engine.epoch != mark.epoch
+            assert {name for _, name in await content(engine)} == set(NAMES)
+            assert await engine.check() == []

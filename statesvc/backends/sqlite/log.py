@@ -128,6 +128,11 @@ class LogFile(DatabaseFile):
         else:
             boots.note(self._note_path)
 
+    def note_loss(self) -> None:
+        """Note that acknowledged entries are gone, before this start writes over what tells of it."""
+        boots.note_loss(self._note_path)
+        self.may_have_lost = True
+
     def close(self) -> None:
         super().close()
         boots.forget(self._note_path)
@@ -150,9 +155,7 @@ class LogFile(DatabaseFile):
                 "durability os"
             )
         if tail.commits > 1 and not self.may_have_lost:
-            # Nothing but the damage tells of it, and that is written over before this start has come to its end.
-            boots.note_loss(self._note_path)
-            self.may_have_lost = True
+            self.note_loss()
         if tail.bytes:
             log.warning("torn_tail", file=self._path.name, bytes=tail.bytes, commits=tail.commits)
 

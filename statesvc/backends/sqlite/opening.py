@@ -7,7 +7,7 @@ requests. Everything here blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -21,14 +21,15 @@ from ... import logs
 from ...process.folders import sync_folder
 from .. import epoch_names
 from ..port import DataCorrupt, EngineBroken
-from . import restoring
+from . import restoring, watermark
 from .cache import Waiting
-from .files import NO_SPACE, in_words, is_damage, refuse_newer, stored_version
+from .files import NO_SPACE, in_words, is_damage, open_reader, refuse_newer, stored_version
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile
 from .paths import Paths, sides
 from .state import FORMAT as STATE_FORMAT
 from .state import StateFile, TornState
+from .watermark import Mark
 
 log = logs.get(__name__)
 
@@ -148,15 +149,18 @@ def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
     if not paths.state.exists():
         if is_cut:
             raise DataCorrupt(f"{paths.state} is missing; {CUT_CURE}")
+        heed_lost_tail(log_file, paths)
         remove_state(paths)
     try:
         state = StateFile(paths.state, log_file.epoch, log_file.start, new=not is_cut)
     except TornState as torn:
+        heed_lost_tail(log_file, paths)
         state = _without_torn_end(log_file, paths) if is_cut else _made_again(log_file, paths, str(torn))
     lost = state.applied.position - log_file.end.position
     if not log_file.may_have_lost and (log_file.synced or lost <= 0):
         return state
     # Without syncing, a power loss may take what was acknowledged. That is what the level promises; clients are told.
+    log_file.note_loss()  # they are told by the next start, should this one be cut off
     if is_cut or lost <= 0:
         return _went_on(state, log_file, paths)
     epoch = epoch_names.following(log_file.epoch)
@@ -164,6 +168,35 @@ def _open_state(log_file: LogFile, paths: Paths) -> StateFile:
     state.abandon()
     _begin_new_epoch(log_file, paths, epoch, None)
     return _made_again(log_file, paths, f"the log lost its tail, {lost} entries of it known here")
+
+
+def readable_position(paths: Paths) -> int:
+    """How far the log was applied to the state, as far as that can be read in it, torn or damaged as it is."""
+    try:
+        with closing(open_reader(paths.state)) as db:
+            return int(db.execute("SELECT value FROM fact WHERE name = 'applied'").get or 0)
+    except apsw.Error:
+        return 0
+
+
+def heed_lost_tail(log_file: LogFile, paths: Paths) -> None:
+    """Before a state is made from the log: the one that goes may be all that tells of entries which the log has lost.
+    A log that is synced had them on the disk before they were applied; from another a power loss may take them."""
+    mark = watermark.read(paths.state_watermark, Mark)
+    marked = mark.position if mark is not None and mark.epoch == log_file.epoch else 0
+    known = max(marked, readable_position(paths))
+    if known <= log_file.end.position or log_file.may_have_lost:
+        return
+    if log_file.synced:
+        raise _lost_tail(log_file, known, paths)
+    log_file.note_loss()
+
+
+def _lost_tail(log_file: LogFile, applied: int, paths: Paths) -> DataCorrupt:
+    return DataCorrupt(
+        f"{paths.state} has applied entry {applied}, but {paths.log} ends at {log_file.end.position}: "
+        "the log's tail is lost; bring back a copy"
+    )
 
 
 def _begin_new_epoch(log_file: LogFile, paths: Paths, epoch: str, after: End | None) -> None:
@@ -210,12 +243,9 @@ def remove_state(paths: Paths) -> None:
 
 def refuse_out_of_step(log_file: LogFile, applied: End, paths: Paths) -> None:
     """The log must have the entry that the state is at, and all behind it."""
-    start, end = log_file.start.position, log_file.end.position
-    if applied.position > end:
-        raise DataCorrupt(
-            f"{paths.state} has applied entry {applied.position}, but {paths.log} ends at {end}: "
-            "the log's tail is lost; bring back a copy"
-        )
+    start = log_file.start.position
+    if applied.position > log_file.end.position:
+        raise _lost_tail(log_file, applied.position, paths)
     if applied.position < start:
         raise DataCorrupt(
             f"{paths.state} has applied entry {applied.position}, but {paths.log} is kept from entry {start + 1} on: "

@@ -10,7 +10,6 @@ brings back the history and what could not be read; until then nobody is served 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import apsw
 import msgspec
@@ -18,9 +17,9 @@ import msgspec
 from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import Newest, intact_row
-from .files import is_damage, is_failing_disk, open_reader
+from .files import is_damage, is_failing_disk
 from .log import Change, End, LogFile
-from .opening import refuse_out_of_step, remove_state
+from .opening import heed_lost_tail, readable_position, refuse_out_of_step, remove_state
 from .paths import Paths
 from .restoring import FILL_ROWS, clear, declare_complete, put_in_place
 from .state import StateFile, TornState
@@ -54,19 +53,11 @@ def salvage(paths: Paths, synchronous: str, why: str) -> str:
 def _made_from_log(log: LogFile, paths: Paths, why: str) -> str:
     for _ in log.batches(log.start):
         pass  # all of it must be sound before anything else goes
-    if _known_applied(paths) > log.end.position:
+    if readable_position(paths) > log.end.position:
         raise DataCorrupt(why)  # the state is what is left of the log's lost tail
+    heed_lost_tail(log, paths)
     remove_state(paths)
     return f"{paths.state.name} was made again from the log, because it could not be used ({why})"
-
-
-def _known_applied(paths: Paths) -> int:
-    """How far the log was applied to the state, as far as that can be read."""
-    try:
-        with closing(open_reader(paths.state)) as db:
-            return int(db.execute("SELECT value FROM fact WHERE name = 'applied'").get or 0)
-    except apsw.Error:
-        return 0
 
 
 def _made_from_itself(log: LogFile, paths: Paths, why: str) -> str:
