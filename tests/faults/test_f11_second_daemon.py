@@ -283,11 +283,54 @@ def test_a_data_path_that_is_no_folder_of_ours_is_refused_and_left_as_it_was(fol
     refused_and_untouched(folder, folder / "data", make)
 
 
-@pytest.mark.parametrize("name", ["log.db", "state.db", "log.db-wal", in_the_long_form("state.db-wal")])
-def test_a_file_of_the_store_that_is_a_link_is_refused_and_left_as_it_was(folder, name):
-    """SQLite would follow it, and keep what belongs to it where nobody looks."""
+FILES = [
+    "log.db",
+    "log.db-wal",
+    "state.db",
+    "state.db-wal",
+    "watermark",
+    "state.watermark",
+    "unsynced",
+    "watermark.new",
+]
+FOLDERS = ["incoming", "snapshots"]
+
+SOMETHING_ELSE: list[tuple[str, Callable[[Path], None]]] = [
+    *(("log.db", make) for make in (a_link, a_folder, a_pipe)),
+    ("log.db-wal", a_link),
+    ("watermark", a_pipe),
+    ("incoming", a_file),
+    ("snapshots", a_link_to_a_folder),
+]
+EVERYTHING_ELSE = [
+    *((name, make) for name in FILES for make in (a_link, a_link_to_nowhere, a_folder, a_pipe)),
+    *((name, make) for name in FOLDERS for make in (a_file, a_link, a_pipe)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [*SOMETHING_ELSE, *(in_the_long_form(*each) for each in EVERYTHING_ELSE if each not in SOMETHING_ELSE)],
+)
+def test_a_file_of_the_store_that_is_something_else_is_refused_and_left_as_it_was(folder, name, make):
+    """SQLite would follow a link, and keep what belongs to it where nobody looks; who opens a pipe waits for ever."""
     (folder / "data").mkdir(mode=0o700)
-    refused_and_untouched(folder, folder / "data" / name, a_link)
+    refused_and_untouched(folder, folder / "data" / name, make)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("log.db", Path.touch),
+        ("snapshots", a_folder),
+        *(in_the_long_form(name, Path.touch) for name in FILES[1:]),
+        in_the_long_form("incoming", a_folder),
+    ],
+)
+def test_a_file_of_the_store_that_belongs_to_somebody_else_is_refused_and_left_as_it_was(folder, name, make):
+    (folder / "data").mkdir(mode=0o700)
+    refused_and_untouched(folder, folder / "data" / name, somebody_elses(make))
 
 
 @needs_root

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ... import failpoints
 from ...process.folders import sync_folder
+from .paths import unfinished
 
 
 def replace(path: Path, content: bytes) -> None:
     """Give a small file another content, onto the disk; after a crash either the old or the new one is there."""
-    fresh = path.with_name(path.name + ".new")
+    fresh = unfinished(path)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if os.write(fd, content) < len(content):

@@ -29,7 +29,7 @@ from ...process.folders import sync_folder
 from ..port import DataCorrupt, EngineBroken
 from . import watermark
 from .disk import sync_file
-from .paths import sides
+from .paths import sides, unfinished
 from .wal import Salts, Tail, frames, pages, synced_salts, unread_tail, write_anew
 from .watermark import Mark
 
@@ -119,7 +119,7 @@ def open_file(
 def make_file(path: Path, format_: Format) -> None:
     """Make the file under another name; it gets its own when it is whole and on the disk. So what is found was whole
     once, and of one whose sync failed nothing is ever built on, or synced a second time."""
-    unnamed = path.with_name(path.name + ".new")
+    unnamed = unfinished(path)
     for old in (unnamed, *sides(unnamed), *sides(path)):
         old.unlink(missing_ok=True)
     # SQLite gives its side files the mode of the main one: nobody but us reads any of them.

@@ -12,6 +12,9 @@ from typing import NamedTuple
 SIDES = ("-wal", "-shm")
 """What SQLite puts beside a database; never to be left behind, or taken for another one's."""
 
+NEW = ".new"
+"""Behind the name of a file that is not whole yet."""
+
 MARK_NAME = "watermark"
 """What of the log is known to be safe."""
 
@@ -30,10 +33,12 @@ class Paths(NamedTuple):
     unsynced: Path
     incoming: Path
     """A folder: the store that is about to take the place of this one."""
+    snapshots: Path
+    """A folder, where they go unless told otherwise."""
 
     @classmethod
     def below(cls, folder: Path) -> Paths:
-        names = ("log.db", "state.db", MARK_NAME, "state.watermark", UNSYNCED_NAME, "incoming")
+        names = ("log.db", "state.db", MARK_NAME, "state.watermark", UNSYNCED_NAME, "incoming", "snapshots")
         return cls(folder, *(folder / name for name in names))
 
     @property
@@ -45,6 +50,10 @@ class Paths(NamedTuple):
     def files(self) -> list[Path]:
         """All that a store consists of."""
         return [self.log, *sides(self.log), self.state, *sides(self.state), *self.notes]
+
+
+def unfinished(path: Path) -> Path:
+    return path.with_name(path.name + NEW)
 
 
 def sides(path: Path) -> list[Path]:
