@@ -87,6 +87,10 @@ def _open_locked(path: str) -> int:
                 _check_content(path, fd)
                 _write_pid(fd)
                 return fd
+        except OSError as error:
+            os.close(fd)
+            error.filename = path  # what fails on a descriptor names no file
+            raise
         except BaseException:
             os.close(fd)
             raise

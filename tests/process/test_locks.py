@@ -146,6 +146,15 @@ def test_a_file_with_a_second_name_is_refused(path, tmp_path):
         InstanceLock(path).acquire()
 
 
+def test_a_disk_that_fails_is_told_with_the_name_of_the_file(path, monkeypatch):
+    def fails(fd: int, length: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "ftruncate", fails)
+    with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
+        InstanceLock(path).acquire()
+
+
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UnsafePath, match="folder does not exist"):
         InstanceLock(str(tmp_path / "missing" / "data.lock")).acquire()
