@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,8 +122,9 @@ def _restored(settings: Settings, path: Path, told: Told) -> dict[str, Any]:
     from statesvc.backends.sqlite.paths import Paths
 
     paths = Paths.below(settings.data)
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    new = settings.data / f"restoring-{stamp}"
+    stamp = restoring.stamp()
+    new = restoring.restoring_at(paths, stamp)
+    restoring.clear_restoring(paths)
     try:
         done = run(_fill(SqliteEngine(new), settings, path, told))
         kept = _keep_old_files(paths, settings.data / f"damaged-{stamp}")

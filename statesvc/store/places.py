@@ -29,7 +29,7 @@ SUFFIX = ".snapshot"
 PART = ".snapshot-part"
 """Behind a dot and the name: a snapshot that is not whole yet."""
 
-ENGINES_OWN = ("log.db", "state.db", "watermark", "state.watermark", "unsynced", "incoming", "lock")
+ENGINES_OWN = ("log.db", "state.db", "watermark", "state.watermark", "unsynced", "incoming", "restoring-", "lock")
 """What names in the data folder begin with that are not ours to give."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -245,6 +245,14 @@ def two_stores(folder, kept_with_snapshot) -> Path:
     return folder
 
 
+def offline(folder: Path, *words: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """A verb on the files, while no daemon has them."""
+    return subprocess.run(
+        [sys.executable, "-m", "statesvc", *words, "--offline", "--data", str(folder / "data")],
+        env=environment(**settings), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("point", "nth"), [*((point, 1) for point in TAKES_PLACE), ("restore.placing", 2)])
 def test_a_kill_in_a_restore_leaves_the_old_store_or_the_new_one(two_stores, point, nth):
     with armed(two_stores, point, f"kill@{nth}").serving() as daemon, daemon.connect() as client:
@@ -258,6 +266,26 @@ def test_a_kill_in_a_restore_leaves_the_old_store_or_the_new_one(two_stores, poi
         assert bool(daemon.events("restore_finished")) == TAKES_PLACE[point]
         assert bool(daemon.events("unfinished_restore_removed")) != TAKES_PLACE[point]
         assert not (daemon.data / "incoming").exists()
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("by_command", [True, False], ids=["the command again", "a start"])
+def test_what_a_restore_without_a_daemon_leaves_that_was_killed_is_cleared_away_by_whoever_is_next(
+    two_stores, by_command
+):
+    restore = ("snapshot", "restore", "old.snapshot")
+    assert offline(two_stores, *restore, failpoints="restore.inside=kill").returncode == KILLED
+    (left,) = (two_stores / "data").glob("restoring-*")
+    left = left.rename(left.with_name("restoring-20260101T000000Z"))  # of another second than what comes next
+    if by_command:
+        assert offline(two_stores, *restore).returncode == 0
+        assert not left.exists()
+    with Daemon(two_stores).serving() as daemon, daemon.connect() as client:
+        assert jobs_of(client) == (names(FEW) if by_command else names(FEW) | {"late"})
+        assert [each["folder"] for each in daemon.events("unfinished_restore_removed")] == [str(left)] * (
+            not by_command
+        )
+        assert not left.exists()
         assert daemon.stop() == 0
 
 
@@ -325,10 +353,7 @@ def damaged(filled) -> tuple[Path, dict[str, Any]]:
 
 
 def repaired(folder: Path, **settings: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "statesvc", "check", "--repair", "--offline", "--data", str(folder / "data")],
-        env=environment(**settings), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return offline(folder, "check", "--repair", **settings)
 
 
 @pytest.mark.parametrize("by_command", [True, False], ids=["the command again", "a start"])

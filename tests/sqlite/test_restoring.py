@@ -329,6 +329,19 @@ async def test_a_store_half_filled_is_cleared_away(store):
     assert await which(store) == "old"
 
 
+async def test_only_folders_that_a_restore_names_are_cleared_away(store):
+    gone = store / "restoring-20261118T024904Z"
+    gone.mkdir()
+    half_filled(Paths.below(gone))
+    link, file, folder = (store / f"restoring-{name}" for name in ("20261118T024905Z", "20261118T024906Z", "notes"))
+    link.symlink_to(store.parent)
+    file.write_text("precious")
+    folder.mkdir()
+    assert await which(store) == "old"
+    assert not gone.exists()
+    assert (link.is_symlink(), file.read_text(), folder.is_dir()) == (True, "precious", True)
+
+
 async def test_an_old_wal_never_meets_a_new_file(store):
     """A daemon that was killed leaves its WAL; what it holds belongs to the old file alone."""
     async with opened(store) as engine:

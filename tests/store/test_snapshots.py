@@ -283,6 +283,7 @@ def test_the_next_snapshot_clears_away_what_a_killed_one_left_and_nothing_else(d
     [
         "", "/", ".", "..", "../s.snapshot", "a/../../s.snapshot", "a/../s.snapshot", "./s.snapshot", "a//s.snapshot",
         "/etc/s.snapshot", "/s.snapshot", "s.snapshot/", "state.db", "log.db-wal", "unsynced", "incoming/log.db",
+        "restoring-20261118T024904Z/s.snapshot",
         ".snapshot", ".hidden.snapshot", "a\0b.snapshot", "a\nb.snapshot", "x" * 300 + ".snapshot",
     ],
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """A whole new store takes the place of the old one: wholly or not at all, whenever the process ends.
 
-Owns the folder `incoming` inside the data folder. Must not know where the rows come from.
+Owns the folders `incoming` and `restoring-TIME` inside the data folder. Must not know where the rows come from.
 
+    restoring-TIME/      is being filled, while no daemon has the store; whoever has it next clears it away
     incoming/            is being filled; found at a start like this, it is cleared away: the old store stands
     incoming/complete    names the files that are whole and on the disk: from here on there is only the way forward,
                          now or at the next start
@@ -10,7 +11,9 @@ Owns the folder `incoming` inside the data folder. Must not know where the rows 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +44,10 @@ FILL_BYTES = 1024 * 1024
 NO_ROOM = "the disk is full: old and new need room side by side; nothing was changed"
 
 _COMPLETE = "complete"
+
+_STAMP = "%Y%m%dT%H%M%SZ"
+_RESTORING = re.compile(r"restoring-\d{8}T\d{6}Z")
+"""By its whole name alone: what else people keep in the folder is theirs."""
 
 
 class NewStore:
@@ -149,8 +156,28 @@ def declare_complete(paths: Paths, *files: Path) -> None:
         failpoints.reach("restore.complete")
 
 
+def stamp() -> str:
+    """What the folders of a restore without a daemon are told apart by."""
+    return time.strftime(_STAMP, time.gmtime())
+
+
+def restoring_at(paths: Paths, stamp: str) -> Path:
+    """The folder of a restore without a daemon, which may not touch `incoming`: that may be half of the store."""
+    return paths.folder / f"restoring-{stamp}"
+
+
+def clear_restoring(paths: Paths) -> None:
+    """Remove what restores without a daemon left that were killed. Whoever has the store's lock is alone with them."""
+    with os.scandir(paths.folder) as entries:
+        left = [each.path for each in entries if _RESTORING.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    for folder in left:
+        log.warning("unfinished_restore_removed", folder=folder)
+        shutil.rmtree(folder)
+
+
 def finish(paths: Paths) -> None:
     """Bring to its end what was under way when the last process ended. Nobody may have the store open."""
+    clear_restoring(paths)
     complete = paths.incoming / _COMPLETE
     if complete.exists():
         put_in_place(paths)
