@@ -48,7 +48,7 @@ from .checking import Fault, damaged_page, faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
 from .files import damage_told, in_words, is_damage, unreadable
-from .folder import make_safe_folder, prepared, refuse_links
+from .folder import make_safe_folder, prepared, refuse_strangers
 from .judging import Judged, judge
 from .log import Change, End
 from .opening import LOG_CURE, SYNCHRONOUS, Files, end_of, open_files, state_cure
@@ -111,7 +111,7 @@ class SqliteEngine(Engine):
     def own(self) -> None:
         """Make the folder if need be, and be the only one in it."""
         make_safe_folder(self._paths.folder)
-        refuse_links(self._paths)
+        refuse_strangers(self._paths)
         if not self._lock.held:
             self._lock.acquire()
 

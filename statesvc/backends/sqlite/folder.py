@@ -46,7 +46,7 @@ def make_safe_folder(folder: Path) -> None:
         raise UnsafePath(str(folder), "others may write to the data folder: chmod go-w")
 
 
-def refuse_links(paths: Paths) -> None:
+def refuse_strangers(paths: Paths) -> None:
     """What has the name of a file of the store must be one, and ours. A database that is a link would have its WAL
     elsewhere, where nobody looks for it; whoever opens a pipe waits."""
     for file in (*paths.files, *map(unfinished, (paths.log, paths.state, *paths.notes))):

@@ -16,7 +16,7 @@ from ...process.locks import InstanceLock
 from ..port import DataCorrupt, EngineBroken
 from .checking import damaged_page, faults, problems
 from .files import in_words
-from .folder import refuse_links
+from .folder import refuse_strangers
 from .opening import SYNCHRONOUS, Files, open_files
 from .paths import Paths
 from .repairing import repaired
@@ -51,7 +51,7 @@ def repair_folder(folder: Path, durability: str = "disk") -> list[str]:
 @contextmanager
 def _owned(folder: Path) -> Iterator[Paths]:
     paths = Paths.below(folder)
-    refuse_links(paths)
+    refuse_strangers(paths)
     if not any(path.exists() for path in (*paths.files, paths.incoming)):
         raise DataCorrupt(f"{folder} holds no store: there is neither log.db nor state.db in it")
     with InstanceLock(str(folder / "lock")):

@@ -213,6 +213,22 @@ ONCE = (
 
 DISK = (
     Mutant(
+        "leftovers_taken_for_nothing",
+        "a store of which a WAL is left begins empty",
+        "statesvc/backends/sqlite/opening.py",
+        "    is_new = not _was_begun(paths)",
+        "    is_new = not paths.watermark.exists() and not paths.state.exists()",
+        ("test_whatever_is_left_of_a_store_tells_that_its_log_is_missing[log.db-wal]",),
+    ),
+    Mutant(
+        "damage_taken_for_a_failing_disk",
+        "a flipped bit that a write comes upon is told as a failing disk, and what helps is not",
+        "statesvc/backends/sqlite/opening.py",
+        "    if is_damage(problem):\n        return _damaged(path, problem, cure)",
+        "    if False:\n        return _damaged(path, problem, cure)",
+        ("test_a_flip_that_an_acknowledged_write_meets_is_told_as_by_a_start_and_costs_no_record[record]",),
+    ),
+    Mutant(
         "sync_left_out",
         "a commit is acknowledged that a power loss takes away",
         "statesvc/backends/sqlite/opening.py",
@@ -289,7 +305,7 @@ DISK = (
         "loss_known_to_one_start_alone",
         "who goes on without a damaged part of the log keeps the epoch, if the first such start fails",
         "statesvc/backends/sqlite/log.py",
-        "            boots.note_loss(self._note_path)\n",
+        "        boots.note_loss(self._note_path)\n",
         "",
         ("test_the_start_that_leaves_it_out_fails_for_another_reason",),
     ),
@@ -405,6 +421,22 @@ BOUNDS = (
         "        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         ("test_a_second_daemon_on_the_same_data_is_told_so_and_the_first_never_notices",),
+    ),
+    Mutant(
+        "last_of_two_keys_taken",
+        "of a key that is given twice the last one counts, whatever was meant",
+        "client/statesvc_client/wire.py",
+        "        _check_keys(frame, _decode_object(frame))\n    return request",
+        "        pass\n    return request",
+        ("tests/faults/test_f08_bad_input.py::test_a_bad_line_gets_its_code_and_changes_nothing[memory]",),
+    ),
+    Mutant(
+        "reads_go_on_for_nobody",
+        "what a client asked for is looked for to the end though it has hung up",
+        "statesvc/answers.py",
+        "        self.is_deaf = True\n",
+        "",
+        ("test_a_request_that_changes_nothing_ends_when_its_client_hangs_up[memory-list]",),
     ),
     Mutant(
         "unfinished_frames_kept",

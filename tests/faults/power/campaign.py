@@ -394,6 +394,5 @@ def debris(recording: Recording) -> bytes:
 
 def run(recordings: Sequence[Recording], share: Share, progress: Progress | None = None) -> Tally:
     """One worker's share."""
-    workload.lower_bounds()
-    workload.start_machine("third")
-    return asyncio.run(Worker(recordings, share, progress or Progress()).run())
+    with workload.machine("third"):
+        return asyncio.run(Worker(recordings, share, progress or Progress()).run())

@@ -16,9 +16,11 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from statesvc.backends.port import REMOVED, LogKept, Query, Result, Row, Unit, Write
 from statesvc.backends.sqlite import SqliteEngine, boots, compaction
@@ -248,20 +250,18 @@ class Life:
         raise AssertionError("nobody did")
 
 
-def lower_bounds() -> None:
-    Checkpoints.PAGES = CHECKPOINT_PAGES
-    compaction.SPARE_PAGES = SPARE_PAGES
-    compaction.LONG_WAL_BYTES = LONG_WAL_BYTES
+@contextmanager
+def machine(boot: str) -> Iterator[None]:
+    """With lower bounds, so that much happens soon. By its boot id a machine tells that it lost power in between."""
+    with ExitStack() as changed:
+        changed.enter_context(patch.object(Checkpoints, "PAGES", CHECKPOINT_PAGES))
+        changed.enter_context(patch.object(compaction, "SPARE_PAGES", SPARE_PAGES))
+        changed.enter_context(patch.object(compaction, "LONG_WAL_BYTES", LONG_WAL_BYTES))
+        changed.enter_context(patch.object(boots, "boot_id", lambda: boot))
+        yield
 
 
-def start_machine(boot: str) -> None:
-    """By its boot id a machine tells that it lost power in between."""
-    boots.boot_id = lambda: boot
-
-
-async def main(folders: str, durability: str, boot: str, seed: str, script: str) -> None:
-    lower_bounds()
-    start_machine(boot)
+async def main(folders: str, durability: str, seed: str, script: str) -> None:
     if durability == "off":  # planted: a level that promises what it does not keep
         SYNCHRONOUS["disk"], durability = "OFF", "disk"
     for number, folder in enumerate(folders.split(",")):
@@ -269,4 +269,6 @@ async def main(folders: str, durability: str, boot: str, seed: str, script: str)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    folders, durability, boot, *others = sys.argv[1:]
+    with machine(boot):
+        asyncio.run(main(folders, durability, *others))
