@@ -149,7 +149,8 @@ class Dispatcher:
         try:
             if request.writes or request.admin:
                 return await answer
-            return await _while_asked(answer, session)
+            # Not so a hello: what was sent behind it is taken in its name, also when the client has hung up.
+            return await _unless_lost(answer, session, asks=type(request) is not wire.Hello)
         except Exception as problem:  # noqa: BLE001 - whatever happens, the frame gets its reply
             return self.failure(request, session, problem)
 
@@ -253,11 +254,12 @@ def _not_taken_again(error: StateError) -> StateError:
     return said(error.text, outcome="unknown", record=error.record)
 
 
-async def _while_asked(answer: Awaitable[Answer], session: Session) -> Answer:
-    """The answer to a request that changes nothing: it is looked for as long as there is somebody to tell it."""
+async def _unless_lost(answer: Awaitable[Answer], session: Session, *, asks: bool) -> Answer:
+    """The answer to a request that changes no record: it is looked for as long as there is a connection, and what the
+    client only asks for as long as there is somebody to tell it."""
     looking = asyncio.ensure_future(answer)
     try:
-        return looking.result() if await session.while_there(looking, asks=True) else NOTHING
+        return looking.result() if await session.while_there(looking, asks=asks) else NOTHING
     finally:
         del looking  # as a failure is not to be kept by its own frames
 

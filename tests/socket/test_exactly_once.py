@@ -305,6 +305,35 @@ async def test_a_client_that_comes_back_waits_for_what_its_lost_connection_has_u
     assert (found["duplicate"], len(found["jobs"])) == (True, 1)
 
 
+async def test_what_was_sent_behind_a_hello_is_taken_in_its_name_though_the_client_has_hung_up(
+    daemon: Daemon, held_claims: HeldClaims
+):
+    older, newer, other = await daemon.client("c", name="w"), await daemon.talker(), await daemon.talker()
+    await older.ok("create", job={"uuid": "a", "status": "QUEUED"})
+    await daemon.caught_up()
+    older.send({"op": "claim", "seq": 1, "floor": 1})
+    await held_claims.begun.wait()
+    count: dict[str, Any] = {
+        "op": "update",
+        "kind": "kv",
+        "id": "n",
+        "upsert": True,
+        "inc": {"n": 1},
+        "seq": 2,
+        "floor": 1,
+    }
+    newer.send({"op": "hello", "client": "c", "name": "w"}, count)
+    (waiting,) = await saying_hello(daemon)
+    waiting._session.hang_up()
+    held_claims.gate.set()
+    async with asyncio.timeout(30):
+        while not (await other.ask("get", kind="kv", id="n"))["success"]:
+            await asyncio.sleep(0.001)
+    again = await daemon.client("c", name="w")
+    assert (await again.ok(**count, again=True))["duplicate"]
+    assert (await again.ok("get", kind="kv", id="n"))["record"]["n"] == 1
+
+
 async def saying_hello(daemon: Daemon, count: int = 1) -> set[Connection]:
     """The connections whose hello takes a while, once there are so many."""
     async with asyncio.timeout(30):
