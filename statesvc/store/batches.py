@@ -335,7 +335,7 @@ class SharedCommit(GroupCommit):
     async def _tried(self, units: list[Unit], came: float) -> list[Result]:
         """Commit them in the time that is left to the one who has waited the longest."""
         left = self._patience.left(came)
-        if left <= 0:
+        if self._patience.is_too_short(left):
             raise self._patience.over()
         results = await self._engine.commit_within(units, left)
         if "applied" in results:  # whatever else is said of a unit may be known without having asked

@@ -46,6 +46,11 @@ class Patience:
         """Whether there is less time than a call takes at most."""
         return self.left(came) < self._engine.timeout_seconds - AT_ONCE_SECONDS
 
+    def is_too_short(self, left: float) -> bool:
+        """Whether a call would hardly be answered in the time that is left: to send it would only put in doubt what
+        became of it."""
+        return left <= min(AT_ONCE_SECONDS, self._engine.timeout_seconds / 10)
+
     def over(self) -> Unavailable:
         """What a request is told that has waited for too long."""
         return Unavailable(f"{self._engine.name} has not answered for {self._engine.timeout_seconds:g} s")

@@ -299,8 +299,11 @@ class Store:
         came = self.patience.now()
         for tried in range(ATTEMPTS):
             await stepped_back(tried)
-            kept, basis = await self._renewal(request, kind, key, came, may_guess=outcome != "unknown")
-            result = await self.commit(Write(kept.row, kept.row.stamp, None, basis), came)
+            try:
+                kept, basis = await self._renewal(request, kind, key, came, may_guess=outcome != "unknown")
+                result = await self.commit(Write(kept.row, kept.row.stamp, None, basis), came)
+            except ServiceFault as problem:
+                raise in_doubt(problem) if outcome == "unknown" else problem from None
             if result == "applied":
                 self.leases.note(kept.row)
                 return kept, None

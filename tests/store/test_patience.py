@@ -7,15 +7,18 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+import msgspec
 import pytest
 
 from statesvc.backends.port import Guess, Key, Result, Row, Unit
+from statesvc.store.claims import Claims
 from statesvc.store.handing import hand_over
+from statesvc.store.patience import AT_ONCE_SECONDS
 from statesvc.store.racing import Decided
 from statesvc.store.store import Store
 from statesvc.store.writes import Caller
 from statesvc_client.errors import StateError, Unavailable
-from statesvc_client.wire import Create, Get, Update
+from statesvc_client.wire import Claim, Create, Get, Renew, Update
 from tests.engines.weak import WeakEngine, WeakStorage
 
 HERE = Caller(said_hello=True)
@@ -196,3 +199,28 @@ async def test_a_line_that_moves_is_waited_in_for_as_long_as_it_takes(scene: Sce
     await scene.commits(2, "applied")
     revisions = [decided.row.revision for told in (first, second, third) if (decided := told.result()).row]
     assert revisions == [2, 3, 4]
+
+
+async def test_a_renewal_whose_commit_was_not_answered_is_unknown(scene: Scene):
+    scene.engine.hangs = False
+    claimed = await Claims(scene.store).claim(Claim(kind="lock", id="l", holder="me", ttl=60), HERE, set())
+    scene.engine.hangs = True
+    lease = msgspec.json.decode(claimed.rows[0].body)["lease"]
+    renewing = asyncio.ensure_future(scene.store.renew(Renew(kind="lock", id="l", token=lease["token"])))
+    await quietly()
+    while scene.engine.reads and not scene.engine.commits:
+        await scene.reads(len(scene.engine.reads) - 1)
+    await scene.later(SECONDS)
+    await scene.commits(0, "unknown")
+    with pytest.raises(Unavailable) as told:
+        await asyncio.wait_for(renewing, 30)
+    assert told.value.outcome == "unknown"
+
+
+async def test_a_commit_is_not_sent_with_hardly_any_time_left(scene: Scene):
+    first, other = await under_way(scene, "k"), await under_way(scene, "other")
+    await scene.later(SECONDS - AT_ONCE_SECONDS / 2)
+    await scene.commits(0, "unknown")
+    assert not first.done() or refusal(first) == (Unavailable, "unknown")
+    assert refusal(other) == (Unavailable, "not_applied")
+    assert len(scene.engine.commits) == 1
