@@ -623,8 +623,8 @@ def decode_request(frame: bytes, limits: Limits) -> AnyRequest:
         request = _strict.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _decode_forgiving(frame)
-    # In doubt as for a key that is given with its default, or a quote spelled in another way: the exact count tells.
-    if frame.count(_QUOTE) != _encode(request).count(_QUOTE) or _BACKSLASH in frame:
+    # In doubt, as for a key given with its default or a quote spelled in hex, the exact count tells.
+    if frame.count(_QUOTE) != _encode(request).count(_QUOTE) or (_BACKSLASH in frame and b"\\u0022" in frame):
         _check_keys(frame, _decode_object(frame))
     return request
 
