@@ -293,14 +293,13 @@ FILES = [
     "unsynced",
     "watermark.new",
 ]
-FOLDERS = ["incoming", "snapshots"]
+FOLDERS = ["incoming"]
 
 SOMETHING_ELSE: list[tuple[str, Callable[[Path], None]]] = [
     *(("log.db", make) for make in (a_link, a_folder, a_pipe)),
     ("log.db-wal", a_link),
     ("watermark", a_pipe),
     ("incoming", a_file),
-    ("snapshots", a_link_to_a_folder),
 ]
 EVERYTHING_ELSE = [
     *((name, make) for name in FILES for make in (a_link, a_link_to_nowhere, a_folder, a_pipe)),
@@ -323,7 +322,6 @@ def test_a_file_of_the_store_that_is_something_else_is_refused_and_left_as_it_wa
     ("name", "make"),
     [
         ("log.db", Path.touch),
-        ("snapshots", a_folder),
         *(in_the_long_form(name, Path.touch) for name in FILES[1:]),
         in_the_long_form("incoming", a_folder),
     ],

@@ -47,7 +47,7 @@ from .cache import UNKNOWN, RowCache, present
 from .checking import Fault, damaged_page, faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
-from .files import damage_told, in_words, is_damage, unreadable
+from .files import NO_SPACE, damage_told, in_words, is_damage, unreadable
 from .folder import make_safe_folder, prepared, refuse_strangers
 from .judging import Judged, judge
 from .log import Change, End
@@ -65,6 +65,8 @@ from .workers import ReaderPool, Worker
 log = logs.get(__name__)
 
 Done = TypeVar("Done")
+
+NO_ROOM_TO_REPAIR = "state.db cannot be repaired: the disk is full; free some space, then try again"
 
 
 class SqliteEngine(Engine):
@@ -513,7 +515,8 @@ class SqliteEngine(Engine):
         return await asyncio.shield(self._loop.create_task(self._repaired()))
 
     async def _repaired(self) -> list[str]:
-        async with self._tending:
+        # Beside a load it would take what that is filling for its own.
+        async with self._loading, self._tending:
             found, done = await self._faults(), []
             if (why := damaged_page(found)) is not None:
                 done.append(await self._salvaged(why))
@@ -531,6 +534,8 @@ class SqliteEngine(Engine):
         """A page cannot be mended where it is: a sound file takes the place of the damaged one."""
         async with self._committing:
             await self._everything_applied()
+            if self._applying.stuck:
+                return NO_ROOM_TO_REPAIR
             return await self._replace_files(lambda: self._salvage(why))
 
     def _salvage(self, why: str) -> str:
@@ -539,7 +544,11 @@ class SqliteEngine(Engine):
         except DataCorrupt as corrupt:
             return str(corrupt)  # the files were left as they are, and are served as before
         except apsw.FullError:
-            return f"{self._paths.state.name} cannot be repaired: the disk is full; free some space, then try again"
+            return NO_ROOM_TO_REPAIR
+        except OSError as problem:
+            if problem.errno not in NO_SPACE:
+                raise
+            return NO_ROOM_TO_REPAIR
 
     async def _mended(self, found: list[Fault]) -> list[str]:
         await self._everything_applied()

@@ -51,8 +51,7 @@ def refuse_strangers(paths: Paths) -> None:
     elsewhere, where nobody looks for it; whoever opens a pipe waits."""
     for file in (*paths.files, *map(unfinished, (paths.log, paths.state, *paths.notes))):
         _refuse_unless(file, stat.S_ISREG, "file", {os.geteuid()})
-    for folder in (paths.incoming, paths.snapshots):
-        _refuse_unless(folder, stat.S_ISDIR, "folder", {os.geteuid(), ROOT})
+    _refuse_unless(paths.incoming, stat.S_ISDIR, "folder", {os.geteuid(), ROOT})
 
 
 def _refuse_unless(path: Path, is_right: Callable[[int], bool], kind: str, owners: set[int]) -> None:

@@ -33,12 +33,10 @@ class Paths(NamedTuple):
     unsynced: Path
     incoming: Path
     """A folder: the store that is about to take the place of this one."""
-    snapshots: Path
-    """A folder, where they go unless told otherwise."""
 
     @classmethod
     def below(cls, folder: Path) -> Paths:
-        names = ("log.db", "state.db", MARK_NAME, "state.watermark", UNSYNCED_NAME, "incoming", "snapshots")
+        names = ("log.db", "state.db", MARK_NAME, "state.watermark", UNSYNCED_NAME, "incoming")
         return cls(folder, *(folder / name for name in names))
 
     @property
