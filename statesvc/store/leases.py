@@ -43,6 +43,9 @@ class Seen(Struct, gc=False):
     """When its row was last looked at, on an engine where signs of life are in the rows."""
     renewed: Row | None = None
     """The row with a beat that is not stored."""
+    uid: str = ""
+    revision: int = 0
+    """Of the row it was seen on."""
 
     @property
     def ends(self) -> float:
@@ -71,8 +74,14 @@ class Leases:
         """Take notice of a row as it is stored now."""
         if is_leased(row):
             self._observe(self.newest(row))
-        elif self.seen:
+        elif self.seen and not self._is_old_news(row):
             self._forget(row.key)
+
+    def _is_old_news(self, row: Row) -> bool:
+        """Whether the row is from before its lease. On a shared engine the answer to a commit may come behind what the
+        log tells of the next one: a lease forgotten for that would not lapse until all of them are looked for."""
+        seen = self.seen.get(row.key)
+        return seen is not None and seen.uid == row.uid and row.revision < seen.revision
 
     def told(self, row: Row) -> None:
         """Take notice of a row the log tells of. What was seen since may be newer: bare renewals are in no log."""
@@ -120,9 +129,9 @@ class Leases:
             return
         seen = self.seen.get(row.key)
         if seen is None or (seen.lease.token, seen.lease.beat) != (lease.token, lease.beat):
-            self._set(row.key, Seen(lease, self._now()))
+            self._set(row.key, Seen(lease, self._now(), uid=row.uid, revision=row.revision))
         else:
-            seen.lease = lease
+            seen.lease, seen.uid, seen.revision = lease, row.uid, row.revision
             self._plan(row.key, seen.ends)
 
     def _set(self, key: Key, seen: Seen) -> None:
@@ -140,7 +149,7 @@ class Leases:
 
     def renewed(self, row: Row, lease: Lease) -> None:
         """A sign of life that is kept in memory only."""
-        self._set(row.key, Seen(lease, self._now(), renewed=row))
+        self._set(row.key, Seen(lease, self._now(), renewed=row, uid=row.uid, revision=row.revision))
 
     def to_be_stored(self, key: Key) -> None:
         """The newest beat is on its way into the row itself: none is laid over that."""
