@@ -188,9 +188,8 @@ class Session:
 
     def lose(self) -> None:
         """Its connection is gone."""
-        self.hang_up()
         self.is_lost = True
-        self._end_in_vain()
+        self.hang_up()
 
     @property
     def asks(self) -> bool:

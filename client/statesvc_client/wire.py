@@ -565,8 +565,7 @@ class Received(Reply, kw_only=True):
     progress: Progress | None = None
 
 
-_encoder = msgspec.json.Encoder()
-_encode = _encoder.encode
+_encode = msgspec.json.Encoder().encode
 _strict: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
 _loose = msgspec.json.Decoder()
 _received = msgspec.json.Decoder(Received)
@@ -576,13 +575,13 @@ _QUOTE, _BACKSLASH = b'"\\'
 
 def encode_line(message: Any) -> bytes:
     """One frame, newline included."""
-    return _encoder.encode(message) + b"\n"
+    return _encode(message) + b"\n"
 
 
 def record_line(request_id: RequestId, kind: str, body: bytes) -> bytes:
     """The frame of a `Reply` that went well and shows one record: most replies are one, so it is put together."""
     shown = b"job" if kind == "job" else b"record"
-    return b'{"requestId":%b,"success":true,"%b":%b}\n' % (_encoder.encode(request_id), shown, body)
+    return b'{"requestId":%b,"success":true,"%b":%b}\n' % (_encode(request_id), shown, body)
 
 
 def decode_reply(line: bytes) -> Received:
