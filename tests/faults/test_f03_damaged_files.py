@@ -125,10 +125,11 @@ def test_a_log_that_was_set_back_is_refused(folder, data, kept, moment):
     assert_refused(folder, "log.db", "tail is lost")  # the watermark was not set back with it
 
 
-def test_a_log_that_was_set_back_together_with_the_state_is_refused(folder, data, kept):
+@pytest.mark.parametrize("also", [(), ("state.watermark",)], ids=["without its mark", "with its mark"])
+def test_a_log_that_was_set_back_together_with_the_state_is_refused(folder, data, kept, also):
     put(kept.closed, data)
-    replace(data, "log.db", kept.early)
-    replace(data, "state.db", kept.early)
+    for name in ("log.db", "state.db", *also):
+        replace(data, name, kept.early)
     assert_refused(folder, "log.db", "tail is lost")
 
 
