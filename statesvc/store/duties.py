@@ -342,12 +342,10 @@ class Duties:
 
     async def _look_at_leases(self) -> None:
         leases = self._store.leases
-        for keys in _steps(leases.to_look_at()):
-            for key, row in zip(keys, await self._store.engine.get(keys), strict=True):
-                if row is None:
-                    leases.gone(key)
-                else:
-                    leases.note(row)
+        for some in _steps(leases.to_look_at()):
+            rows = await self._store.engine.get([key for key, _ in some])
+            for (key, lease), row in zip(some, rows, strict=True):
+                leases.looked_at(key, lease, row)
 
     async def _lapse_one(self, key: Key, lease: Lease) -> bool:
         def decide(subject: Subject) -> Write | None:

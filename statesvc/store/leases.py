@@ -43,9 +43,6 @@ class Seen(Struct, gc=False):
     """When its row was last looked at, on an engine where signs of life are in the rows."""
     renewed: Row | None = None
     """The row with a beat that is not stored."""
-    uid: str = ""
-    revision: int = 0
-    """Of the row it was seen on."""
 
     @property
     def ends(self) -> float:
@@ -79,9 +76,10 @@ class Leases:
 
     def _is_old_news(self, row: Row) -> bool:
         """Whether the row is from before its lease. On a shared engine the answer to a commit may come behind what the
-        log tells of the next one: a lease forgotten for that would not lapse until all of them are looked for."""
+        log tells of the next one: a lease forgotten for that would not lapse until all of them are looked for. Only the
+        token tells: revisions may have been seen that never came about."""
         seen = self.seen.get(row.key)
-        return seen is not None and seen.uid == row.uid and row.revision < seen.revision
+        return seen is not None and row.token < seen.lease.token
 
     def told(self, row: Row) -> None:
         """Take notice of a row the log tells of. What was seen since may be newer: bare renewals are in no log."""
@@ -129,9 +127,9 @@ class Leases:
             return
         seen = self.seen.get(row.key)
         if seen is None or (seen.lease.token, seen.lease.beat) != (lease.token, lease.beat):
-            self._set(row.key, Seen(lease, self._now(), uid=row.uid, revision=row.revision))
+            self._set(row.key, Seen(lease, self._now()))
         else:
-            seen.lease, seen.uid, seen.revision = lease, row.uid, row.revision
+            seen.lease = lease
             self._plan(row.key, seen.ends)
 
     def _set(self, key: Key, seen: Seen) -> None:
@@ -149,7 +147,7 @@ class Leases:
 
     def renewed(self, row: Row, lease: Lease) -> None:
         """A sign of life that is kept in memory only."""
-        self._set(row.key, Seen(lease, self._now(), renewed=row, uid=row.uid, revision=row.revision))
+        self._set(row.key, Seen(lease, self._now(), renewed=row))
 
     def to_be_stored(self, key: Key) -> None:
         """The newest beat is on its way into the row itself: none is laid over that."""
@@ -183,15 +181,23 @@ class Leases:
             if now >= seen.since + seen.lease.ttl:
                 yield key, seen.lease
 
-    def to_look_at(self) -> list[Key]:
+    def to_look_at(self) -> list[tuple[Key, Lease]]:
         """Leases whose rows should be looked at again for a sign of life: several times within the time they have."""
         now = self._now()
-        found: list[Key] = []
+        found: list[tuple[Key, Lease]] = []
         for key, seen in self.seen.items():
             if now >= max(seen.looked, seen.since) + seen.lease.ttl / LOOKS_PER_TTL:
                 seen.looked = now
-                found.append(key)
+                found.append((key, seen.lease))
         return found
+
+    def looked_at(self, key: Key, lease: Lease, row: Row | None) -> None:
+        """The row is what was stored after this lease had been seen. If it is not in there it is gone, or never came
+        about; another that was seen meanwhile may be newer than the row."""
+        if row is not None and is_leased(row):
+            self.note(row)
+        elif (seen := self.seen.get(key)) is not None and seen.lease.token == lease.token:
+            self._forget(key)
 
     def undone(self, key: Key, stored: Row | None) -> None:
         """A write to this record did not happen, and this is what is stored. A lease that only the write had is none;
@@ -210,10 +216,6 @@ class Leases:
         seen = self.seen.get(row.key)
         if seen is not None and seen.lease.token == row.token:
             self._forget(row.key)
-
-    def gone(self, key: Key) -> None:
-        """The record is no longer there."""
-        self._forget(key)
 
     def lapsed(self) -> list[tuple[Key, Lease]]:
         """Leases that stood still."""

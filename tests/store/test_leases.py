@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
+from statesvc.backends.port import Engine
 from statesvc.store.leases import Leases
 from statesvc.store.records import decode
 from statesvc.store.writes import Caller
 from statesvc_client import wire
-from tests.store.conftest import World, code_of
+from statesvc_client.errors import LeaseLost
+from tests.engines.faulty import FaultyEngine
+from tests.engines.weak import WeakEngine, WeakStorage
+from tests.store.conftest import HandClock, World, code_of
+
+
+@asynccontextmanager
+async def served(engine: Engine, clock: HandClock) -> AsyncIterator[World]:
+    await engine.open()
+    world = World(engine, clock=clock)
+    world.store.start()
+    async with asyncio.timeout(60):
+        yield world
+    await world.store.stop()
+    await engine.close()
+
+
+async def decided(world: World, revision: int) -> None:
+    """Wait until that revision of job a is under way."""
+    while (pending := world.store.commits.pending(("job", "a"))) is None or pending[0].revision < revision:
+        await asyncio.sleep(0)
 
 
 async def test_a_lock_is_made_when_absent_and_has_one_holder(world: World):
@@ -62,6 +85,56 @@ async def test_a_lease_is_not_forgotten_for_a_row_from_before_it(world: World):
         assert held.key in leases.seen
         tell(given_back)
         assert held.key not in leases.seen
+
+
+async def test_what_is_stored_tells_of_a_lease_that_is_gone_or_never_came_about(world: World):
+    await world.create("a", status="QUEUED")
+    queued = await world.row("a")
+    (claimed,) = await world.claim()
+    held = await world.row("a")
+    assert queued is not None
+    assert held is not None
+    leases = Leases()
+    for stored in (queued, None):
+        leases.note(held)
+        leases.looked_at(held.key, msgspec.convert(claimed["lease"], wire.Lease), stored)
+        assert not leases.seen
+
+
+async def test_a_row_that_was_asked_for_before_a_lease_was_seen_tells_nothing_of_it(world: World):
+    await world.create("a", status="QUEUED")
+    (first,) = await world.claim()
+    await world.write(wire.Release(job_id="a", token=first["lease"]["token"]))
+    given_back = await world.row("a")
+    await world.claim()
+    held = await world.row("a")
+    assert given_back is not None
+    assert held is not None
+    leases = Leases()
+    leases.note(held)
+    leases.looked_at(held.key, msgspec.convert(first["lease"], wire.Lease), given_back)
+    assert held.key in leases.seen
+
+
+async def test_a_lease_that_another_daemon_deleted_is_forgotten_whatever_was_decided_here_meanwhile():
+    storage, clock = WeakStorage(unknown=0.0), HandClock()
+    faulty = FaultyEngine(WeakEngine(storage))
+    async with served(faulty, clock) as here, served(WeakEngine(storage), clock) as there:
+        await here.create("a", status="QUEUED")
+        await here.caught_up()
+        (claimed,) = await here.claim(ttl=30.0)
+        faulty.hold()
+        progress = []
+        for n in range(4):
+            update = wire.Update(id="a", record={"progress": n}, token=claimed["lease"]["token"])
+            progress.append(asyncio.create_task(here.write(update)))
+            await decided(here, claimed["revision"] + n + 1)
+        await there.write(wire.Delete(id="a"))
+        faulty.let_go()
+        assert {type(each) for each in await asyncio.gather(*progress, return_exceptions=True)} == {LeaseLost}
+        clock.forward(10)
+        await here.round()
+        assert ("job", "a") not in here.store.leases.seen
 
 
 async def test_a_guarded_write_passes_with_the_newest_token_only(world: World):

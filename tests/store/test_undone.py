@@ -94,6 +94,19 @@ async def test_a_longer_ttl_that_was_not_stored_is_not_taken_for_stored(world: W
     assert (await after.get("lock", "lock") or {})["lease"]["ttl"] == 600.0
 
 
+async def test_a_lease_is_gone_with_its_record_though_newer_writes_to_it_did_not_happen(
+    world: World, faulty: FaultyEngine
+):
+    token = await world.lock()
+    assert token is not None
+    waits_to_fail(faulty)
+    commits = [decided(world, x=n) for n in range(3)]
+    await world.store.renew(wire.Renew(kind="lock", id="lock", token=token))
+    await failed(faulty, commits[-1])
+    await world.write(wire.Delete(kind="lock", id="lock"))
+    assert not world.store.leases.seen
+
+
 async def test_a_claim_that_did_not_happen_takes_no_time_from_the_next_one(world: World, faulty: FaultyEngine):
     refused = await claiming(world, faulty, ttl=5.0)
     assert await world.lock(holder="b", ttl=5.0) is None
