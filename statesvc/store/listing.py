@@ -5,7 +5,8 @@ Owns when a page ends and what a list answers. Must not know how candidates are 
 
 from __future__ import annotations
 
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import NamedTuple
 
 from statesvc_client.errors import BadRequest
@@ -39,6 +40,7 @@ class Paging(NamedTuple):
 
 async def list_records(store: Store, request: List, caller: Caller, paging: Paging = Paging()) -> Page:  # noqa: B008
     """A page of what the filter lets pass, and how many there are in all when asked to count."""
+    came = store.patience.now()
     kind = store.kinds[request.kind]
     given = queries.read_filter(request.filter)
     order = queries.read_order(request, given)
@@ -49,11 +51,20 @@ async def list_records(store: Store, request: List, caller: Caller, paging: Pagi
     as_of = await store.cursor_for_queries()
     asked = _Question(kind, given, order, limit)
     is_long = not caller.said_hello and (limit is None or limit > store.limits.list_limit)
-    async with store.long_lists if is_long else nullcontext():
+    async with _place_among_long(store, came) if is_long else nullcontext():
         page = await _page(store, request, caller, asked, paging)
     total = await _total(store, asked) if request.count else None
     rows = [store.leases.newest(row) for row in page.rows] if store.leases else page.rows
     return page._replace(rows=rows, as_of=as_of, total=total)
+
+
+@asynccontextmanager
+async def _place_among_long(store: Store, came: float) -> AsyncIterator[None]:
+    await store.patience.wait(came, store.long_lists.acquire)
+    try:
+        yield
+    finally:
+        store.long_lists.release()
 
 
 class _Question(NamedTuple):

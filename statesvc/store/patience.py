@@ -55,13 +55,14 @@ class Patience:
         """What a request is told that has waited for too long."""
         return Unavailable(f"{self._engine.name} has not answered for {self._engine.timeout_seconds:g} s")
 
-    async def wait(self, came: float, happens: Callable[[], Awaitable[None]]) -> None:
+    async def wait(self, came: float, happens: Callable[[], Awaitable[object]]) -> None:
         """Return when it has happened; raise when that takes too long. It may be asked for, and called off, again."""
         while True:
             left = self.left(came)
             try:
                 async with asyncio.timeout(left if left < math.inf else None):
-                    return await happens()
+                    await happens()
+                    return
             except TimeoutError:
                 if self.left(came) <= 0:
                     raise self.over() from None

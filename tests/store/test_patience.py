@@ -10,15 +10,16 @@ from functools import partial
 import msgspec
 import pytest
 
-from statesvc.backends.port import Guess, Key, Result, Row, Unit
+from statesvc.backends.port import Guess, Key, Query, Result, Row, Unit
 from statesvc.store.claims import Claims
 from statesvc.store.handing import hand_over
+from statesvc.store.listing import list_records
 from statesvc.store.patience import AT_ONCE_SECONDS
 from statesvc.store.racing import Decided
-from statesvc.store.store import Store
+from statesvc.store.store import LONG_LISTS, Store
 from statesvc.store.writes import Caller
 from statesvc_client.errors import StateError, Unavailable
-from statesvc_client.wire import Claim, Create, Get, Renew, Update
+from statesvc_client.wire import Claim, Create, Get, List, Renew, Update
 from tests.engines.weak import WeakEngine, WeakStorage
 
 HERE = Caller(said_hello=True)
@@ -50,6 +51,11 @@ class Hung(WeakEngine):
             self.reads.append(asyncio.get_running_loop().create_future())
             await self.reads[-1]
         return await super().get(keys)
+
+    async def query(self, query: Query) -> list[Row]:
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()  # never answered
+        return await super().query(query)
 
 
 class Scene:
@@ -224,3 +230,19 @@ async def test_a_commit_is_not_sent_with_hardly_any_time_left(scene: Scene):
     assert not first.done() or refusal(first) == (Unavailable, "unknown")
     assert refusal(other) == (Unavailable, "not_applied")
     assert len(scene.engine.commits) == 1
+
+
+async def test_a_long_list_waits_no_longer_for_its_place_among_others_than_for_the_engine(scene: Scene):
+    """Only so many are gathered at once; a fleet of agents may ask for theirs while none of them is answered."""
+    before = [asyncio.ensure_future(list_records(scene.store, List(), Caller())) for _ in range(LONG_LISTS)]
+    await quietly()
+    scene.engine.timeout_seconds = 0.01
+    scene.of_its_own()
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(list_records(scene.store, List(), Caller()), 30)
+    assert not any(each.done() for each in before)
+    for each in before:
+        each.cancel()
+    await asyncio.wait(before)
+    scene.engine.hangs = False
+    assert await asyncio.wait_for(list_records(scene.store, List(), Caller()), 30), "their places are free again"
