@@ -118,6 +118,12 @@ def test_an_emptied_log_is_refused(folder, data, kept, moment):
     assert_refused(folder, "log.db")
 
 
+def test_an_emptied_log_is_not_taken_for_a_new_one_though_nothing_else_is_left(folder, data):
+    data.mkdir(mode=0o700)
+    (data / "log.db").touch(mode=0o600)
+    assert_refused(folder, "log.db is damaged: it is empty")
+
+
 @pytest.mark.parametrize("moment", ["closed", "idle"])
 def test_a_log_that_was_set_back_is_refused(folder, data, kept, moment):
     replace(put(getattr(kept, moment), data), "log.db", kept.early)

@@ -113,11 +113,13 @@ def open_files(paths: Paths, synchronous: str, stopped: Event) -> Files:
 
 
 def _was_begun(paths: Paths) -> bool:
-    """Whether there was a log, with facts in it. Of a first start that was cut off only the log itself may be there:
-    its name is on the disk before its WAL is made, and its facts are before anything else."""
+    """Whether there was a log, with facts in it. Of a first start that was cut off only the log itself may be there,
+    and whole: its name is on the disk before its WAL is made, and its facts are before anything else."""
     beside = sides(paths.state)
-    if stored_version(paths.log) is None:
+    if not paths.log.exists():
         beside += sides(paths.log)
+    elif stored_version(paths.log) is None:
+        return True  # it was emptied
     return any(file.exists() for file in (paths.state, *paths.notes)) or any(map(_holds_something, beside))
 
 
