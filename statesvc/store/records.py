@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from statesvc_client.errors import BadRequest
+from statesvc_client.errors import BadJson, BadRequest, TooLarge
+from statesvc_client.scanning import check_size
 from statesvc_client.spelling import MANAGED
-from statesvc_client.wire import Fields, printable
+from statesvc_client.wire import Fields, Limits, printable
 
 from ..backends.port import LINK, Keys, Row
 from . import clock
@@ -31,6 +32,11 @@ _SECRET = SECRET.encode()
 
 OWN_BYTES = 4096
 """What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
+
+ENVELOPE_VALUES = 64
+ENVELOPE_DEPTH = 3
+"""What is kept free of a frame's values and of its depth for what stands around a record in any op, and for what the
+daemon itself adds to it."""
 
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
 USUAL_PRIORITY = 1_000_000
@@ -50,6 +56,20 @@ def encode(fields: Fields, most: int) -> bytes:
     if len(body) > most:
         raise BadRequest(f"the record would take {len(body)} bytes; the limit is {most}")
     return body
+
+
+def check_carried(body: bytes, limits: Limits) -> None:
+    """Refuse a record that has grown, a write at a time, beyond what a frame may carry: who reads it could not send it
+    back, and no import would take it."""
+    values, depth = limits.frame_values - ENVELOPE_VALUES, limits.depth - ENVELOPE_DEPTH
+    if len(body) <= 2 * depth:
+        return
+    try:
+        check_size(body, values, depth)
+    except TooLarge:
+        raise BadRequest(f"the record would hold more than {values} JSON values") from None
+    except BadJson:
+        raise BadRequest(f"the record would be nested deeper than {depth}") from None
 
 
 def without_secrets(body: bytes) -> bytes:

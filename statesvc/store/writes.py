@@ -24,7 +24,7 @@ from ..backends.port import LINK, Event, Keys, Row, Stamp, Was, Write
 from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .queueing import Times
-from .records import OWN_BYTES, encode, index_keys, spelled_path, users_own, without_secrets
+from .records import OWN_BYTES, check_carried, encode, index_keys, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
 
 MOST_PATHS = 256
@@ -477,14 +477,18 @@ def written(
 ) -> Write:
     """The write that makes `record` the newest revision."""
     kind, before, revision, limits = subject.kind, subject.row, record["revision"], moment.limits
-    most = limits.record_bytes if isinstance(request, _USERS_OWN) else limits.record_bytes + OWN_BYTES
+    if isinstance(request, _USERS_OWN):
+        body = encode(record, limits.record_bytes)
+        check_carried(body, limits)
+    else:
+        body = encode(record, limits.record_bytes + OWN_BYTES)
     row = Row(
         kind.name,
         subject.id,
         record["uid"],
         revision,
         index_keys(kind, record, times, before, moment.now),
-        encode(record, most),
+        body,
         _marked(request, before, revision, caller, moment),
         0,
         token or (0 if before is None else before.token),

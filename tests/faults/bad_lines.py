@@ -62,6 +62,7 @@ LINES: dict[str, tuple[str, bytes]] = {
         "bad_request",
         b'{"op":"update","jobId":"a","job":{"Status":"FAILED","status":"FAILED"}}',
     ),
+    "a scope without a name": ("bad_request", b'{"op":"sync","jobs":[{"uuid":"a"}],"scope":{"nodeId":""}}'),
     "two ids": ("bad_request", b'{"op":"delete","jobId":"b","id":"a"}'),
     "a NUL in an id": ("bad_request", b'{"op":"delete","jobId":"a\\u0000"}'),
     "a NUL in a new id": ("bad_request", b'{"op":"create","job":{"uuid":"a\\u0000b"}}'),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from statesvc.config.model import Limits
 from statesvc.store.clock import Clock, parse
 from tests.socket.talking import Daemon, Talker
 
@@ -405,3 +407,31 @@ async def test_a_record_over_the_limit_is_refused_and_one_at_it_is_not(daemon: D
     reply = await client.write("update", jobId="a", job={"z": "y" * 1000})
     assert reply["code"] == "bad_request"
     assert (await stored(client))["revision"] == 1
+
+
+async def test_a_record_does_not_grow_beyond_the_values_that_a_frame_may_carry(start, engine):
+    daemon = await start(engine, limits=Limits(frame_values=1000))
+    client = await daemon.client()
+    some = list(range(600))
+    assert (await client.write("update", jobId="a", upsert=True, append={"x": some}))["success"]
+    reply = await client.write("update", jobId="a", append={"x": some})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert "more than 936 JSON values" in reply["error"]
+    kept = await stored(client)
+    assert kept["x"] == some
+    assert (await client.ok("sync", jobs=[kept]))["unchanged"] == 1, "what was read can be sent back"
+
+
+async def test_a_record_does_not_grow_beyond_the_depth_that_a_frame_may_have(start, engine):
+    daemon = await start(engine, limits=Limits(depth=64))
+    client = await daemon.client()
+    assert (await client.write("update", jobId="a", upsert=True, set={"/n" * 40: []}))["success"]
+    deep: list[Any] = []
+    for _ in range(40):
+        deep = [deep]
+    reply = await client.write("update", jobId="a", append={"/n" * 40: deep})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert "nested deeper than 61" in reply["error"]
+    kept = await stored(client)
+    assert kept["revision"] == 1
+    assert (await client.ok("sync", jobs=[kept]))["unchanged"] == 1

@@ -325,9 +325,11 @@ def test_a_frame_is_refused_where_an_object_of_it_has_a_key_twice_and_only_there
         decode_request(frame, LIMITS)
 
 
-def test_the_key_that_is_given_twice_is_named_unless_that_takes_long():
+def test_the_key_that_is_given_twice_is_named_unless_that_takes_long_or_it_may_be_secret():
     assert str(refused(b'{"op":"update","jobId":"a","job":{"x":1,"y":2,"x":3},"requestId":"r"}')) == (
         "key x is given twice in one object"
     )
+    secret = b'{"op":"create","requestId":"r","job":{"uuid":"a","SecretEnvironment":{"PIN":"1","PIN":"2"}}}'
+    assert str(refused(secret)) == "a key is given twice in one object"
     large = b'{"op":"update","jobId":"a","job":{"x":1,"y":"%b","x":3},"requestId":"r"}' % (b"y" * 100_000)
     assert (str(refused(large)), refused(large).request_id) == ("a key is given twice in one object", "r")
