@@ -721,6 +721,7 @@ def _check_keys(frame: bytes, given: Fields) -> None:
     meant. What was decoded has one of them left, and thus, encoded again, fewer quotes than its frame."""
     if scanning.quotes_in(frame) != scanning.quotes_in(_encode(given)):
         # Not even the names in `secretEnvironment` stand in an error, and nobody knows here where the key is.
-        named = None if b"secretenvironment" in frame.lower() else scanning.key_given_twice(frame)
+        may_be_secret = b"secretenvironment" in frame.lower() or b"\\u" in frame
+        named = None if may_be_secret else scanning.key_given_twice(frame)
         which = "a key" if named is None else f"key {printable(named)}"
         raise Malformed(BadRequest(f"{which} is given twice in one object"), given)

@@ -193,10 +193,13 @@ class Leases:
 
     def looked_at(self, key: Key, lease: Lease, row: Row | None) -> None:
         """The row is what was stored after this lease had been seen. If it is not in there it is gone, or never came
-        about; another that was seen meanwhile may be newer than the row."""
+        about; what was heard meanwhile may be newer than the row."""
+        seen = self.seen.get(key)
+        if seen is None or seen.lease.token != lease.token:
+            return
         if row is not None and is_leased(row):
             self.note(row)
-        elif (seen := self.seen.get(key)) is not None and seen.lease.token == lease.token:
+        else:
             self._forget(key)
 
     def undone(self, key: Key, stored: Row | None) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from statesvc_client.errors import BadRequest
 from statesvc_client.wire import List
 
-from ..backends.port import Engine, Place, Row
+from ..backends.port import Place, Row
 from . import queries
 from .frames import ENVELOPE_BYTES
 from .kinds import Kind
@@ -85,7 +85,7 @@ async def _page(store: Store, request: List, caller: Caller, asked: _Question, p
     if given.ids is not None:
         await page.fill(store, kind, await _named(store, asked, after))
     else:
-        await page.collect(store.engine, queries.plan(given, kind, order), after)
+        await page.collect(store, queries.plan(given, kind, order), after)
     if not page.more:
         return Page(page.rows, "")
     return Page(page.rows, "", queries.write_cursor(kind, order, page.last()), truncated=whole)
@@ -101,7 +101,7 @@ async def _everything(store: Store, kind: Kind, given: queries.Filter, order: qu
         planned = queries.plan(given, kind, order, among=group)
         told = {row.id for row in page.rows}
         planned.tests.insert(0, lambda row, _, told=told: row.id not in told)  # type: ignore[misc]
-        await page.collect(store.engine, planned._replace(exact=False), None)
+        await page.collect(store, planned._replace(exact=False), None)
     return Page(page.rows, "", truncated=page.more)
 
 
@@ -162,10 +162,11 @@ class _Collector:
         assert self._last is not None  # noqa: S101 - a page with more behind it has examined something
         return self._last
 
-    async def collect(self, engine: Engine, planned: queries.Plan, after: Place | None) -> None:
+    async def collect(self, store: Store, planned: queries.Plan, after: Place | None) -> None:
         take_some = self._take_all if planned.exact else self._take_passing
-        async with aclosing(queries.steps(engine, planned, after, self._most)) as fetched:
+        async with aclosing(queries.steps(store.engine, planned, after, self._most)) as fetched:
             async for rows in fetched:
+                store.patience.answered()
                 if not await take_some(rows, planned):
                     return
 
@@ -193,6 +194,7 @@ class _Collector:
             if self._full():
                 return
             (found,) = await store.engine.get([(kind.name, place.id)])
+            store.patience.answered()
             row = living(found)
             if row is not None and not self.take(row):
                 return

@@ -33,10 +33,12 @@ _SECRET = SECRET.encode()
 OWN_BYTES = 4096
 """What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
 
-ENVELOPE_VALUES = 64
+ENVELOPE_VALUES = 16
 ENVELOPE_DEPTH = 3
-"""What is kept free of a frame's values and of its depth for what stands around a record in any op, and for what the
-daemon itself adds to it."""
+"""What is kept free of a frame's values and of its depth for what stands around a record in any op."""
+
+OWN_VALUES = 48
+"""The values among `OWN_BYTES`."""
 
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
 USUAL_PRIORITY = 1_000_000
@@ -58,14 +60,14 @@ def encode(fields: Fields, most: int) -> bytes:
     return body
 
 
-def check_carried(body: bytes, limits: Limits) -> None:
-    """Refuse a record that has grown, a write at a time, beyond what a frame may carry: who reads it could not send it
-    back, and no import would take it."""
-    values, depth = limits.frame_values - ENVELOPE_VALUES, limits.depth - ENVELOPE_DEPTH
+def check_carried(body: bytes, limits: Limits, spare: int, *, may_be_deeper: bool) -> None:
+    """Refuse a record that has grown, a write at a time, beyond what a frame may carry with `spare` values around it:
+    who reads it could not send it back, and no import would take it."""
+    values, depth = limits.frame_values - spare, limits.depth - ENVELOPE_DEPTH
     if len(body) <= 2 * depth:
         return
     try:
-        check_size(body, values, depth)
+        check_size(body, values, depth if may_be_deeper else len(body))
     except TooLarge:
         raise BadRequest(f"the record would hold more than {values} JSON values") from None
     except BadJson:

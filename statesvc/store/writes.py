@@ -24,7 +24,17 @@ from ..backends.port import LINK, Event, Keys, Row, Stamp, Was, Write
 from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .queueing import Times
-from .records import OWN_BYTES, check_carried, encode, index_keys, spelled_path, users_own, without_secrets
+from .records import (
+    ENVELOPE_VALUES,
+    OWN_BYTES,
+    OWN_VALUES,
+    check_carried,
+    encode,
+    index_keys,
+    spelled_path,
+    users_own,
+    without_secrets,
+)
 from .records import decode as decode_record
 
 MOST_PATHS = 256
@@ -476,19 +486,14 @@ def written(
     token: int | None = None,
 ) -> Write:
     """The write that makes `record` the newest revision."""
-    kind, before, revision, limits = subject.kind, subject.row, record["revision"], moment.limits
-    if isinstance(request, _USERS_OWN):
-        body = encode(record, limits.record_bytes)
-        check_carried(body, limits)
-    else:
-        body = encode(record, limits.record_bytes + OWN_BYTES)
+    kind, before, revision = subject.kind, subject.row, record["revision"]
     row = Row(
         kind.name,
         subject.id,
         record["uid"],
         revision,
         index_keys(kind, record, times, before, moment.now),
-        body,
+        _body(request, record, moment.limits),
         _marked(request, before, revision, caller, moment),
         0,
         token or (0 if before is None else before.token),
@@ -499,6 +504,21 @@ def written(
     if not before.deleted and (old.node != new.node or old.owner != new.owner or old.labels != new.labels):
         happened = _with_what_was(happened, old, new)
     return _write((row, (before.uid, before.revision), happened, None))
+
+
+def _body(request: WriteRequest | None, record: Fields, limits: Limits) -> bytes:
+    """What clients are sent of it. What the daemon adds has room beside the largest record, and what it does by itself
+    is never refused for what clients made of one."""
+    if isinstance(request, _USERS_OWN):
+        body = encode(record, limits.record_bytes)
+        # A patch is no deeper than its frame; only paths lead further down, from wherever they were led before.
+        deeper = type(request) is not Update or bool(request.set or request.inc or request.append)
+        check_carried(body, limits, ENVELOPE_VALUES + OWN_VALUES, may_be_deeper=deeper)
+        return body
+    body = encode(record, limits.record_bytes + OWN_BYTES)
+    if request is not None:
+        check_carried(body, limits, ENVELOPE_VALUES, may_be_deeper=False)
+    return body
 
 
 _write: Callable[[tuple[Row, Stamp | None, Event, None]], Write] = partial(tuple.__new__, Write)

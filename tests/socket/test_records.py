@@ -422,6 +422,32 @@ async def test_a_record_does_not_grow_beyond_the_values_that_a_frame_may_carry(s
     assert (await client.ok("sync", jobs=[kept]))["unchanged"] == 1, "what was read can be sent back"
 
 
+async def test_a_record_does_not_grow_so_far_by_what_is_told_of_its_progress_either(start, engine):
+    daemon = await start(engine, limits=Limits(frame_values=1000))
+    client = await daemon.client()
+    some = list(range(600))
+    lease = (await client.write("claim", kind="lock", id="a", record={"x": some}))["records"][0]["lease"]
+    for op in ("renew", "release"):
+        reply = await client.write(op, kind="lock", id="a", token=lease["token"], record={"y": some})
+        assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+        assert "more than 984 JSON values" in reply["error"]
+    assert (await client.write("release", kind="lock", id="a", token=lease["token"], record={"y": []}))["success"]
+
+
+async def test_what_the_daemon_adds_has_room_beside_the_largest_record(start, engine):
+    daemon = await start(engine, limits=Limits(frame_values=1000))
+    client = await daemon.client()
+    count = 940
+    while not (await client.write("create", job={"uuid": "a", "status": "QUEUED", "x": [0] * count}))["success"]:
+        count -= 1
+    assert count > 900
+    await daemon.caught_up()
+    (job,) = (await client.write("claim", filter={"ids": ["a"]}, holder="h"))["jobs"]
+    released = await client.write("release", jobId="a", token=job["lease"]["token"], status="FAILED")
+    assert released["job"]["status"] == "FAILED"
+    assert (await client.write("retry", jobId="a"))["success"]
+
+
 async def test_a_record_does_not_grow_beyond_the_depth_that_a_frame_may_have(start, engine):
     daemon = await start(engine, limits=Limits(depth=64))
     client = await daemon.client()

@@ -38,6 +38,7 @@ class Hung(WeakEngine):
         self.commits: list[tuple[float, asyncio.Future[str]]] = []
         """What each commit had left, and what is to become of it."""
         self.reads: list[asyncio.Future[None]] = []
+        self.queries: list[asyncio.Future[None]] = []
 
     async def commit_within(self, batch: Sequence[Unit], seconds: float) -> list[Result]:
         if self.hangs:
@@ -54,7 +55,8 @@ class Hung(WeakEngine):
 
     async def query(self, query: Query) -> list[Row]:
         if self.hangs:
-            await asyncio.get_running_loop().create_future()  # never answered
+            self.queries.append(asyncio.get_running_loop().create_future())
+            await self.queries[-1]
         return await super().query(query)
 
 
@@ -121,7 +123,7 @@ async def scene() -> AsyncIterator[Scene]:
     engine.hangs = False
     for _, fate in engine.commits:
         hand_over(fate, "unknown")
-    for read in engine.reads:
+    for read in (*engine.reads, *engine.queries):
         hand_over(read, None)
     await store.stop()
 
@@ -246,3 +248,22 @@ async def test_a_long_list_waits_no_longer_for_its_place_among_others_than_for_t
     await asyncio.wait(before)
     scene.engine.hangs = False
     assert await asyncio.wait_for(list_records(scene.store, List(), Caller()), 30), "their places are free again"
+
+
+async def test_a_long_list_waits_for_its_place_as_long_as_it_takes_while_others_are_answered(scene: Scene):
+    """Each of those before it may take as long as one call may, again and again."""
+    listed = [asyncio.ensure_future(list_records(scene.store, List(), Caller())) for _ in range(LONG_LISTS + 1)]
+    await quietly()
+    answered = 0
+    while not all(each.done() for each in listed[:LONG_LISTS]):
+        await scene.later(SECONDS - 1)
+        for query in scene.engine.queries[answered:]:
+            query.set_result(None)
+            answered += 1
+        await quietly()
+    left = scene.store.patience.left(scene.store.patience.now() - 10 * SECONDS)
+    assert left == pytest.approx(SECONDS)
+    scene.engine.hangs = False
+    for query in scene.engine.queries[answered:]:
+        query.set_result(None)
+    assert await asyncio.wait_for(listed[-1], 30)
