@@ -429,13 +429,14 @@ class Server:
         await asyncio.gather(self._upkeep.run(), self._upkeep.follow(), self._heeding.run())
 
     def _began_anew(self) -> None:
-        """Acknowledged state may be lost. Nothing that was known holds, and every client is to hear of it: they are
-        told by the hello they say next."""
+        """Acknowledged state may be lost. Nothing that was known holds, and every client is to hear of it before
+        anything else: they are told by the hello they say next. What they wait for would be told of the new epoch as if
+        it were the old one."""
         log.warning("epoch_changed", epoch=self._engine.epoch, connections=len(self._connections))
         self._store.leases = Leases(self._store.clock.steady)
         self._upkeep.start_over()
         for connection in list(self._connections):
-            connection.finish()
+            connection.abort()
 
     # --- while serving ---------------------------------------------------------------------------------------------
 

@@ -300,6 +300,30 @@ def test_a_server_that_came_back_empty_is_not_taken_for_new_once_a_daemon_meets_
         _expect_fenced(another, lost)
 
 
+ASKED_OF_A_LOST_STORE: tuple[dict[str, Any], ...] = (
+    {"op": "get", "kind": "kv", "id": "a"},
+    {"op": "list", "kind": "kv"},
+    {"op": "stats", "kind": "kv"},
+    {"op": "history", "kind": "kv", "id": "a"},
+    {"op": "update", "kind": "kv", "id": "a", "upsert": True, "inc": {"n": 1}},
+    {"op": "claim", "kind": "lock", "id": "a"},
+    {"op": "sync", "kind": "kv", "records": [{"id": "a", "n": 7}]},
+)
+
+
+def test_nobody_who_was_told_of_the_old_epoch_is_told_anything_of_a_store_that_lost_it(folder: Path):
+    """A record that is missing, a counter that begins anew: as long as nobody heard of the new epoch, that is wrong."""
+    with Server() as server, fleet(folder, "redis", server.settings(namespace=a_namespace()), 1) as (one,):
+        for asked in ASKED_OF_A_LOST_STORE:
+            ask(one, "update", kind="kv", id="a", upsert=True, inc={"n": 1})
+            with one.connect() as client:
+                epoch = client.ask("hello", client=f"agent {asked['op']}")["epoch"]
+                server.say("FLUSHALL")
+                client.send(*[asked] * 5)
+                assert client.replies() == []
+            assert ask(one, "hello")["epoch"] != epoch
+
+
 # --- what a server may say -------------------------------------------------------------------------------------------
 
 
