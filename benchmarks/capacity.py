@@ -125,6 +125,26 @@ class Driver:
         self._client.close()
 
 
+class FollowedDriver(Driver):
+    """The same, and the log is followed up to each write before the next one: on a busy machine several of them would
+    be read in one go."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(daemon)
+        self._watcher = Client(daemon.socket, 60.0)
+        assert self._watcher.ask("watch")["success"]
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        reply = super().ask(request)
+        if request["op"] in NUMBERED:
+            assert "event" in self._watcher.reply()
+        return reply
+
+    def close(self) -> None:
+        self._watcher.close()
+        super().close()
+
+
 def names_of(jobs: int) -> list[str]:
     return [f"job-{number:06}" for number in range(jobs)]
 
@@ -218,7 +238,7 @@ def measure_redis(jobs: int) -> tuple[Memory, dict[str, Trips]]:
 
 def _moved_redis(server: redis.Server, namespace: str, served: Daemon, jobs: int) -> dict[str, Trips]:
     """A few jobs, one by one: their calls are counted, their memory is not."""
-    driver, monitor = Driver(served), Monitor(server, namespace)
+    driver, monitor = FollowedDriver(served), Monitor(server, namespace)
     found: dict[str, Trips] = {}
     names = names_of(min(jobs, 100))
     try:
