@@ -75,6 +75,7 @@ class Batch:
 
     def settle(self, results: list[Result], failure: StateError | None) -> None:
         self.results, self.failure, self.settled = results, failure, True
+        self.foundations = {}  # it may be among them itself, and each keeps those before it
 
     def applied(self, row: Row) -> bool:
         """Whether the unit that wrote this row was applied; call it once settled."""

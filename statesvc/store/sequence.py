@@ -107,6 +107,7 @@ class Turn:
     def decided(self, row: Row | None = None, foundation: Row | None = None) -> None:
         """Those behind may decide on what this one leads to. `foundation`: what it was itself built on, while that is
         not settled."""
+        self._line.forget_row_of(self)
         self.row, self.foundation = row, foundation
         self._line.decided(self)
 
@@ -204,14 +205,18 @@ class _Line:
                 other.spoil(turn.client, failure)
 
     def leave(self, turn: Turn) -> None:
+        """Nothing of it is kept: with what it wrote it would stay until somebody looks for cycles, which is seldom."""
         self.turns.remove(turn)
-        if not self.turns:
-            self._forget()
-            return
         self._take_out(turn)
+        self.forget_row_of(turn)
+        if self.turns:
+            self._wake()
+        else:
+            self._forget()
+
+    def forget_row_of(self, turn: Turn) -> None:
         if turn.row is not None and self.by_row.get(id(turn.row)) is turn:
             del self.by_row[id(turn.row)]
-        self._wake()
 
 
 class Sequence:

@@ -217,7 +217,10 @@ class _Transaction:
         if any(answer is not None for answer in answers):
             return answers
         if doubts:
-            raise next((doubt for doubt in doubts if doubt.outcome == "unknown"), doubts[0])
+            try:
+                raise next((doubt for doubt in doubts if doubt.outcome == "unknown"), doubts[0])
+            finally:
+                doubts.clear()  # a failure keeps its frames, and must not be kept by them
         return None
 
     def _standing(self, found: Found) -> Transacted | None:

@@ -384,9 +384,7 @@ class Calls:
                     "the policy of the daemon's identity has to allow it"
                 )
             case "final":
-                failed = refused.as_failed(call.operation, call.table)
-                failed.unsure = call.unsure
-                raise failed
+                raise refused.as_failed(call.operation, call.table, unsure=call.unsure)
 
     async def _take_others(self, parts: _Parts, call: _Call, credentials: Credentials, refused: Refused) -> None:
         """Credentials may have been replaced where they come from. They are looked for once a call."""

@@ -162,8 +162,13 @@ class Refused(NamedTuple):
         found = _ACTION.search(self.text)
         return found[1] if found else None
 
-    def as_failed(self, operation: str, table: str) -> Failed:
-        """The exception of a reply that is final."""
+    def as_failed(self, operation: str, table: str, *, unsure: bool) -> Failed:
+        """The exception of a reply that is final. `unsure`: an earlier try may have been applied."""
+        failed = self._read(operation, table)
+        failed.unsure = unsure
+        return failed
+
+    def _read(self, operation: str, table: str) -> Failed:
         match self.code:
             case "ConditionalCheckFailedException":
                 return ConditionFailed(self.body.get("Item") or None)
