@@ -27,7 +27,8 @@ from .store.batches import FULL_BYTES, Batch
 from .store.writes import Caller
 
 OVERLAPPING = 256
-"""Requests of one connection that are under way at once, where they may be; fewer when their answers are large."""
+"""Requests of one connection that are under way at once, where they may be; fewer when they or their answers are
+large."""
 
 FIRST_ANSWER_BYTES = 64 * 1024
 LEAST_ANSWER_BYTES = 4 * 1024
@@ -109,7 +110,7 @@ class Connection(asyncio.Protocol):
         self._barred = False
         """The next request waits until those are over."""
         self._usual = FIRST_ANSWER_BYTES
-        """About what an answer takes, lately."""
+        """About what a request under way takes, or its answer, lately."""
         self._turn_planned = False
         self._reading = True
         self._writable = True
@@ -205,7 +206,7 @@ class Connection(asyncio.Protocol):
             if type(answer) is Answer:
                 self._enqueue(answer)
             else:
-                self._set_going(answer)  # type: ignore[arg-type]  # never None while nothing is under way
+                self._set_going(answer, len(frames[0]))  # type: ignore[arg-type]  # never None: nothing is under way
         else:
             self._frames = frames
         self._answer_frames()
@@ -261,12 +262,14 @@ class Connection(asyncio.Protocol):
                     break
                 if batch is not None and batch.bytes >= FULL_BYTES:
                     break  # small requests may make large rows, with small replies
-            elif not self._set_going(answer) or took >= TURN_BYTES:  # type: ignore[arg-type]  # the others
+            elif not self._set_going(answer, len(frame)) or took >= TURN_BYTES:  # type: ignore[arg-type]  # the others
                 break
         del self._frames[:taken]
 
-    def _set_going(self, answer: Coming | Meanwhile | Awaitable[Answer]) -> bool:
+    def _set_going(self, answer: Coming | Meanwhile | Awaitable[Answer], size: int) -> bool:
         """Go on with a request that takes time; whether another may begin meanwhile."""
+        # While the engine is away answers are small, and what it is to be sent is kept all the same.
+        self._usual = max(self._usual, size)
         if type(answer) is Coming:
             self._wait_for(answer)
             return self._may_overlap()

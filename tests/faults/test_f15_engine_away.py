@@ -264,25 +264,27 @@ def test_whatever_keeps_a_store_away_everything_arrives_once_and_in_order_when_i
 # --- with more than it can take --------------------------------------------------------------------------------------
 
 
-def flood(client: Client, frames: int) -> None:
+def flood(client: Client, text: str) -> None:
     """More than one client may have under way, each frame with something in it."""
     client.sock.settimeout(0.5)
-    text = "x" * 4096
     try:
-        for number in range(frames):
+        for number in range(40 * 1024 * 1024 // len(text)):
             client.send({"op": "update", "jobId": f"f{number}", "upsert": True, "job": {"text": text}})
     except TimeoutError:
         pass  # the daemon takes no more from this client, as it should
 
 
 @pytest.mark.slow
-def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(folder: Path, place: Place):
+@pytest.mark.parametrize("size", [4 * 1024, 100 * 1024])
+def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(folder: Path, place: Place, size: int):
     with daemon(folder, place.backend, place.values, env=place.env).serving() as one:
         clients = [one.connect() for _ in range(8)]
+        for client in clients * 50:
+            client.ask("get", jobId="a")  # many small answers: many requests may be under way
         with memory_bounded(one, MOST_GROWN_BYTES):
             place.hang()
             for client in clients:
-                flood(client, 10_000)
+                flood(client, "x" * size)
             with one.connect() as other:
                 assert other.ask("ping")["success"]
                 assert other.ask("get", jobId="a")["code"] == "unavailable"

@@ -571,6 +571,22 @@ SHARED = (
         "        return True",
         ("test_a_server_that_came_back_empty_is_not_taken_for_new_once_a_daemon_meets_it_that_knows_better",),
     ),
+    Mutant(
+        "old_epoch_answered",
+        "who knows the old epoch is told what a store holds that lost it, as if nothing had been lost",
+        "statesvc/server.py",
+        "            connection.abort()\n\n    # --- while serving",
+        "            connection.finish()\n\n    # --- while serving",
+        ("test_nobody_who_was_told_of_the_old_epoch_is_told_anything_of_a_store_that_lost_it",),
+    ),
+    Mutant(
+        "large_requests_not_counted",
+        "as many large requests wait for a store that hangs as small ones",
+        "statesvc/connection.py",
+        "        self._usual = max(self._usual, size)\n",
+        "",
+        ("test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory[redis-102400]",),
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (*ANSWERS, *ONCE, *DISK, *RULES, *BOUNDS, *SHARED)
