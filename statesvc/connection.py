@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from statesvc_client import wire
@@ -33,6 +34,9 @@ large."""
 FIRST_ANSWER_BYTES = 64 * 1024
 LEAST_ANSWER_BYTES = 4 * 1024
 """What an answer is thought to take before the first has come, and at least."""
+
+VALUE_BYTES = 128
+"""About what one of the values in a frame takes once they are read: `{},` is three bytes on the wire."""
 
 TURN = 128
 TURN_BYTES = 1024 * 1024
@@ -65,6 +69,7 @@ class Connection(asyncio.Protocol):
         "_bounds",
         "_closed",
         "_coming",
+        "_coming_bytes",
         "_discarding",
         "_dispatcher",
         "_ending",
@@ -105,12 +110,14 @@ class Connection(asyncio.Protocol):
         """The request that all behind it wait for."""
         self._coming = 0
         """Requests that go side by side."""
+        self._coming_bytes = 0
+        """About what they take: while an engine is away, what it is to be sent is kept."""
         self._tasks: set[asyncio.Task[None]] | None = None
         """Those of them that have a task of their own."""
         self._barred = False
         """The next request waits until those are over."""
         self._usual = FIRST_ANSWER_BYTES
-        """About what a request under way takes, or its answer, lately."""
+        """About what an answer takes, lately."""
         self._turn_planned = False
         self._reading = True
         self._writable = True
@@ -206,7 +213,7 @@ class Connection(asyncio.Protocol):
             if type(answer) is Answer:
                 self._enqueue(answer)
             else:
-                self._set_going(answer, len(frames[0]))  # type: ignore[arg-type]  # never None: nothing is under way
+                self._set_going(answer, frames[0])  # type: ignore[arg-type]  # never None: nothing is under way
         else:
             self._frames = frames
         self._answer_frames()
@@ -262,19 +269,17 @@ class Connection(asyncio.Protocol):
                     break
                 if batch is not None and batch.bytes >= FULL_BYTES:
                     break  # small requests may make large rows, with small replies
-            elif not self._set_going(answer, len(frame)) or took >= TURN_BYTES:  # type: ignore[arg-type]  # the others
+            elif not self._set_going(answer, frame) or took >= TURN_BYTES:  # type: ignore[arg-type]  # the others
                 break
         del self._frames[:taken]
 
-    def _set_going(self, answer: Coming | Meanwhile | Awaitable[Answer], size: int) -> bool:
+    def _set_going(self, answer: Coming | Meanwhile | Awaitable[Answer], frame: bytes) -> bool:
         """Go on with a request that takes time; whether another may begin meanwhile."""
-        # While the engine is away answers are small, and what it is to be sent is kept all the same.
-        self._usual = max(self._usual, size)
         if type(answer) is Coming:
-            self._wait_for(answer)
+            self._wait_for(answer, frame)
             return self._may_overlap()
         if type(answer) is Meanwhile:
-            self._begin(answer.answer)
+            self._begin(answer.answer, frame)
             return self._may_overlap()
         self._task = asyncio.get_running_loop().create_task(self._finish(answer))  # type: ignore[arg-type]
         return False
@@ -283,7 +288,8 @@ class Connection(asyncio.Protocol):
         return not self._barred and self._task is None and self._may_go_on()
 
     def _may_overlap(self) -> bool:
-        return self._coming < max(1, min(OVERLAPPING, self._bounds.output_bytes // self._usual))
+        most_bytes = self._bounds.output_bytes
+        return self._coming < max(1, min(OVERLAPPING, most_bytes // self._usual)) and self._coming_bytes < most_bytes
 
     def _may_go_on(self) -> bool:
         congested = self._dispatcher.congestion
@@ -320,25 +326,28 @@ class Connection(asyncio.Protocol):
         self._task = None
         self._answer_frames()
 
-    def _begin(self, answer: Awaitable[Answer]) -> None:
+    def _begin(self, answer: Awaitable[Answer], frame: bytes) -> None:
         """Let a request go on while others begin; its answer keeps its place."""
         place = Coming()
         task = asyncio.get_running_loop().create_task(_complete(place, answer))
         self._tasks = self._tasks or set()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._wait_for(place)
+        self._wait_for(place, frame)
 
-    def _wait_for(self, place: Coming) -> None:
+    def _wait_for(self, place: Coming, frame: bytes) -> None:
         self._line.append(place)
         if place.answer is None:
+            size = len(frame) + VALUE_BYTES * frame.count(b",")
             self._coming += 1
-            place.came = self._came
+            self._coming_bytes += size
+            place.came = partial(self._came, size)
         else:
             self._weigh(place.answer)
 
-    def _came(self, answer: Answer) -> None:
+    def _came(self, size: int, answer: Answer) -> None:
         self._coming -= 1
+        self._coming_bytes -= size
         self._weigh(answer)
         # Many come in one turn of the loop: they are sent together.
         self._plan_turn()

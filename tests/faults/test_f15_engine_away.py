@@ -10,11 +10,13 @@ How soon a store that is back is served again is measured by `python -m tests.fa
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -264,19 +266,22 @@ def test_whatever_keeps_a_store_away_everything_arrives_once_and_in_order_when_i
 # --- with more than it can take --------------------------------------------------------------------------------------
 
 
-def flood(client: Client, text: str) -> None:
+FLOODS = {"small": "x" * 4 * 1024, "large": "x" * 100 * 1024, "of many values": [{}] * 1024}
+
+
+def flood(client: Client, value: Any) -> None:
     """More than one client may have under way, each frame with something in it."""
     client.sock.settimeout(0.5)
     try:
-        for number in range(40 * 1024 * 1024 // len(text)):
-            client.send({"op": "update", "jobId": f"f{number}", "upsert": True, "job": {"text": text}})
+        for number in range(40 * 1024 * 1024 // len(json.dumps(value))):
+            client.send({"op": "update", "jobId": f"f{number}", "upsert": True, "job": {"value": value}})
     except TimeoutError:
         pass  # the daemon takes no more from this client, as it should
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [4 * 1024, 100 * 1024])
-def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(folder: Path, place: Place, size: int):
+@pytest.mark.parametrize("frames", FLOODS)
+def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(folder: Path, place: Place, frames: str):
     with daemon(folder, place.backend, place.values, env=place.env).serving() as one:
         clients = [one.connect() for _ in range(8)]
         for client in clients * 50:
@@ -284,7 +289,7 @@ def test_a_flood_against_a_store_that_hangs_costs_a_bounded_amount_of_memory(fol
         with memory_bounded(one, MOST_GROWN_BYTES):
             place.hang()
             for client in clients:
-                flood(client, "x" * size)
+                flood(client, FLOODS[frames])
             with one.connect() as other:
                 assert other.ask("ping")["success"]
                 assert other.ask("get", jobId="a")["code"] == "unavailable"
