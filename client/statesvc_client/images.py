@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw, Struct, field
 
+from .spelling import SECRET
+
 if TYPE_CHECKING:
     from .cache import Cache
     from .writes import Write
@@ -26,15 +28,13 @@ ENDED_MOST = 4096
 """Records whose ended lives are remembered until the log tells of their end."""
 
 _UNFORESEEN = frozenset(
-    {"uid", "revision", "createdAt", "updatedAt", "startedAt", "completedAt", "expiresAt", "lease", "secretEnvironment"}
+    {"uid", "revision", "createdAt", "updatedAt", "startedAt", "completedAt", "expiresAt", "lease", SECRET}
 )
 """What the daemon adds or leaves out, and so says nothing about whose image it is."""
 
 _ADDED = _UNFORESEEN - {"lease"}
 
 _OVER = frozenset({"deleted", "left"})
-
-_SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -139,7 +139,7 @@ class Images:
             or id in self.guessed
             or id in self._ended
             or id in self._cache.wanted
-            or _SECRET in known
+            or SECRET in known
         ):
             return False
         record = image.record()
@@ -197,7 +197,7 @@ class Images:
                 or not image.body
                 or image.uid is None
                 or known.get("uid") != image.uid
-                or _SECRET in known
+                or SECRET in known
             ):
                 self.observe(image)
                 continue
@@ -284,8 +284,8 @@ class Images:
             self._take(image, record, known)
 
     def _take(self, image: Image, record: dict[str, Any], known: dict[str, Any]) -> None:
-        if _SECRET in known and _SECRET not in record:
-            record[_SECRET] = known[_SECRET]  # the log holds no secrets, and does not say that one went
+        if SECRET in known and SECRET not in record:
+            record[SECRET] = known[SECRET]  # the log holds no secrets, and does not say that one went
         self._cache.take(image.id, record, other_life=known.get("uid") != image.uid)
 
     def _take_away(self, image: Image) -> None:

@@ -1,7 +1,8 @@
 """Changing JSON values: merge patch, assignment, counters and lists, by name or JSON Pointer.
 
 Owns what a change does to a value, for both sides: the cache of an agent shows what the daemon will hold. Must not know
-records, states or who asks. Values are never changed in place: what a reader holds stays as it was.
+states or who asks, nor more of records than which field is secret: an error has not even the names in it. Values are
+never changed in place: what a reader holds stays as it was.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import BadRequest
+from .spelling import SECRET
 from .wire import printable
 
 Json = Any
@@ -45,8 +47,13 @@ def steps(path: str) -> list[str]:
     if not path.startswith("/"):
         return [path]
     if path.count("/") > MOST_STEPS:
-        raise BadRequest(f"a path of more than {MOST_STEPS} names: {printable(path)}")
+        raise BadRequest(f"a path has at most {MOST_STEPS} names, not {path.count('/')}")
     return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
+
+
+def _shown(names: list[str]) -> str:
+    """A path as errors tell it."""
+    return SECRET if names[0] == SECRET else printable("/".join(names))
 
 
 _ABSENT = object()
@@ -72,43 +79,41 @@ def lookup(value: Json, names: list[str]) -> Json:
 
 
 def assign(fields: Fields, names: list[str], value: Json) -> Json:
-    return _changed(fields, names, lambda _: value, "/".join(names))
+    return _changed(fields, names, lambda _: value, names)
 
 
 def increment(fields: Fields, names: list[str], amount: float) -> Json:
     """Add to a number; what is absent or null counts as 0."""
-    shown = "/".join(names)
 
     def add(before: Json) -> Json:
         old = 0 if before is _ABSENT or before is None else before
         if isinstance(old, bool) or not isinstance(old, (int, float)):
-            raise BadRequest(f"inc: {printable(shown)} is not a number")
+            raise BadRequest(f"inc: {_shown(names)} is not a number")
         try:
             total: Json = old + amount
             if not (abs(total) <= _LARGEST):
                 raise OverflowError
         except OverflowError:
-            raise BadRequest(f"inc: {printable(shown)} would leave the range of numbers") from None
+            raise BadRequest(f"inc: {_shown(names)} would leave the range of numbers") from None
         return total
 
-    return _changed(fields, names, add, shown)
+    return _changed(fields, names, add, names)
 
 
 def extend(fields: Fields, names: list[str], values: list[Json]) -> Json:
     """Append to a list; what is absent or null counts as an empty one."""
-    shown = "/".join(names)
 
     def append(old: Json) -> Json:
         if old is _ABSENT or old is None:
             return list(values)
         if not isinstance(old, list):
-            raise BadRequest(f"append: {printable(shown)} is not a list")
+            raise BadRequest(f"append: {_shown(names)} is not a list")
         return [*old, *values]
 
-    return _changed(fields, names, append, shown)
+    return _changed(fields, names, append, names)
 
 
-def _changed(value: Json, names: list[str], change: Callable[[Json], Json], shown: str) -> Json:
+def _changed(value: Json, names: list[str], change: Callable[[Json], Json], path: list[str]) -> Json:
     """A copy of `value` with `change` applied at the path; objects missing on the way are made."""
     if not names:
         return change(value)
@@ -116,21 +121,21 @@ def _changed(value: Json, names: list[str], change: Callable[[Json], Json], show
         value = {}
     name, rest = names[0], names[1:]
     if isinstance(value, dict):
-        return {**value, name: _changed(value.get(name, _ABSENT), rest, change, shown)}
+        return {**value, name: _changed(value.get(name, _ABSENT), rest, change, path)}
     if isinstance(value, list):
-        return _changed_in_list(value, name, rest, change, shown)
-    raise BadRequest(f"{printable(shown)} leads through a value that is neither an object nor a list")
+        return _changed_in_list(value, name, rest, change, path)
+    raise BadRequest(f"{_shown(path)} leads through a value that is neither an object nor a list")
 
 
 def _changed_in_list(
-    items: list[Json], name: str, rest: list[str], change: Callable[[Json], Json], shown: str
+    items: list[Json], name: str, rest: list[str], change: Callable[[Json], Json], path: list[str]
 ) -> list[Json]:
     if name == BEHIND_THE_END:
-        return [*items, _changed(_ABSENT, rest, change, shown)]
+        return [*items, _changed(_ABSENT, rest, change, path)]
     place = _place(name, items)
     if place is None:
-        raise BadRequest(f"{printable(shown)} leads to place {printable(name)} of a list of {len(items)}")
-    return [*items[:place], _changed(items[place], rest, change, shown), *items[place + 1 :]]
+        raise BadRequest(f"{_shown(path)} leads to a place that a list of {len(items)} does not have")
+    return [*items[:place], _changed(items[place], rest, change, path), *items[place + 1 :]]
 
 
 def same(left: Json, right: Json) -> bool:

@@ -23,7 +23,10 @@ MANAGED = frozenset(
 )  # fmt: skip
 """Fields the daemon writes; a client's are ignored."""
 
-COMMON = (*sorted(MANAGED), "status", "nodeId", "owner", "labels", "secretEnvironment")
+SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
+"""Shown to whoever reads the record, and nowhere else."""
+
+COMMON = (*sorted(MANAGED), "status", "nodeId", "owner", "labels", SECRET)
 """Fields every kind knows, beside its id."""
 
 QUEUE_FIELDS = (

@@ -20,12 +20,13 @@ from msgspec import Struct
 
 from statesvc_client import patch
 from statesvc_client.errors import BadRequest
+from statesvc_client.spelling import SECRET
 from statesvc_client.wire import Fields, List, printable
 
 from ..backends.port import LINK, NULLABLE_SORTS, Engine, Place, Query, Row, SortField, sort_key
 from . import clock
 from .kinds import Kind
-from .records import SECRET, decode, spelled_path
+from .records import decode, spelled_path
 
 SORTS: dict[str, SortField] = {
     "createdAt": "created",

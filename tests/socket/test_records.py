@@ -337,7 +337,7 @@ SECRET = "tr0ub4dor"
 async def test_the_secret_environment_is_seen_in_get_and_list_only(daemon: Daemon, name: str):
     client = await daemon.client()
     joblet = await daemon.talker()
-    job = {"uuid": "a", "status": "RUNNING", name: {"KEY": SECRET}}
+    job = {"uuid": "a", "status": "RUNNING", name: {"KEY": SECRET, "LIST": []}}
     replies = [
         await client.write("create", job=job),
         await client.write("create", job=job),
@@ -346,6 +346,11 @@ async def test_the_secret_environment_is_seen_in_get_and_list_only(daemon: Daemo
         await client.write("update", jobId="a", job={"pid": 2}, ifRevision=1),
         await client.write("update", jobId="a", inc={f"/{name}/KEY": 1}),
         await client.write("update", jobId="a", append={name: [SECRET]}),
+        await client.write("update", jobId="a", append={f"/{name}/KEY": [SECRET]}),
+        await client.write("update", jobId="a", set={f"/{name}/KEY/DEEPER": SECRET}),
+        await client.write("update", jobId="a", set={f"/{name}/LIST/KEY": SECRET}),
+        await client.write("txn", ops=[{"op": "update", "jobId": "a", "inc": {f"/{name}/KEY": 1}}]),
+        await client.write("update", jobId="a", set={f"/{name}/KEY" + 64 * "/x": SECRET}),
         await client.write("update", jobId="a", job={"status": "PENDING"}),
         await client.write("delete", jobId="a", ifRevision=9),
         await joblet.ask("update", job=job),
@@ -353,7 +358,7 @@ async def test_the_secret_environment_is_seen_in_get_and_list_only(daemon: Daemo
         await joblet.ask("create", job={**job, "Status": "RUNNING"}),
         await joblet.ask("create", job={**job, "createdAt": "never"}),
     ]
-    assert not any(SECRET in str(reply) for reply in replies)
+    assert not any(SECRET in str(reply) or "KEY" in str(reply) for reply in replies)
     assert not any("secretEnvironment" in reply.get("job", {}) for reply in replies)
     await daemon.caught_up()
     for talker in (client, joblet):
