@@ -78,7 +78,7 @@ class Stages:
         self._timed(
             f"{op}: of that, index keys", lambda each: records.index_keys(kind, each, Times(1, 1), None, 1), shown
         )
-        self._timed(f"{op}: of that, encode", lambda each: records.encode(each, LIMITS.record_bytes), shown)
+        self._timed(f"{op}: of that, encode", records.encode, shown)
         self._timed(f"{op}: of that, marks", lambda each: _marked(*each), list(zip(requests, subjects, strict=True)))
         self._timed(f"{op}: pending", lambda write: store.commits.add((write,)), made)
         asyncio.run(self._commit(f"{op}: commit", store, made))

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import BadJson, TooLarge
 
@@ -43,6 +43,25 @@ def check_size(frame: bytes, most_values: int, most_depth: int) -> None:
         bare += part
     if opened > most_depth and _depth(bare) > most_depth:
         raise BadJson(f"INVALID_JSON: nested deeper than {most_depth}")
+
+
+def values_at_most(text: bytes) -> int:
+    """How many there are if none of what looks like one stands in a string."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{") + 1
+
+
+class Extent(NamedTuple):
+    """What a frame has to have room for."""
+
+    size: int
+    values: int
+    depth: int
+
+
+def extent_of(text: bytes) -> Extent:
+    """Of JSON that is known to be whole."""
+    bare = b"".join(_outside_strings(text))
+    return Extent(len(text), values_at_most(bare), _depth(bare))
 
 
 def _outside_strings(frame: bytes) -> Iterator[bytes]:

@@ -90,8 +90,8 @@ class Limits(Struct, frozen=True):
 
     # Not below what any request and any error reply need.
     frame_bytes: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 10 * MIB
-    frame_values: Count = 200_000
-    depth: Annotated[int, Meta(ge=1, le=512)] = 256
+    frame_values: Annotated[int, Meta(ge=512, le=1_000_000_000)] = 200_000
+    depth: Annotated[int, Meta(ge=8, le=512)] = 256
     id_chars: Annotated[int, Meta(ge=1, le=1024)] = 256
     # Below frame_bytes by ENVELOPE_BYTES at least, so that any stored record fits a reply.
     record_bytes: Bytes = 8 * MIB

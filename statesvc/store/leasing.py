@@ -23,7 +23,7 @@ from ..backends.port import Row, Write
 from . import queueing
 from .clock import SECOND
 from .kinds import Kind, Queue
-from .records import OWN_BYTES, check_length, decode, encode, users_own
+from .records import check_length, decode, encode, users_own
 from .writes import NOBODY, Caller, Leased, Moment, Move, Subject, born, check_token, moved
 
 # --- taking --------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def renew_bare(request: Renew, subject: Subject, moment: Moment) -> Kept:
     record = decode(row.body)
     ttl = (record.get("lease") or {}).get("ttl")
     lease = _beaten(row, record, request, moment)
-    kept = msgspec.structs.replace(row, body=encode(record, moment.limits.record_bytes + OWN_BYTES))
+    kept = msgspec.structs.replace(row, body=encode(record))
     return Kept(lease, bool(record.get("cancelRequested")), kept, lease.ttl != ttl)
 
 

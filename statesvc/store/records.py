@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from statesvc_client.errors import BadJson, BadRequest, TooLarge
-from statesvc_client.scanning import check_size
-from statesvc_client.spelling import MANAGED
+from statesvc_client.errors import BadRequest
+from statesvc_client.scanning import Extent, extent_of, values_at_most
+from statesvc_client.spelling import MANAGED, SECRET
 from statesvc_client.wire import Fields, Limits, printable
 
 from ..backends.port import LINK, Keys, Row
@@ -25,20 +25,14 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-SECRET = "secretEnvironment"  # noqa: S105 - the name of a field, not a secret
-"""Seen in get, list and claim only."""
-
 _SECRET = SECRET.encode()
 
 OWN_BYTES = 4096
 """What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
 
-ENVELOPE_VALUES = 16
-ENVELOPE_DEPTH = 3
-"""What is kept free of a frame's values and of its depth for what stands around a record in any op."""
-
-OWN_VALUES = 48
-"""The values among `OWN_BYTES`."""
+SPARE_VALUES = 64
+SPARE_DEPTH = 3
+"""What is kept free of a frame's values and depth for the same, and for what stands around a record in any op."""
 
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
 USUAL_PRIORITY = 1_000_000
@@ -52,26 +46,42 @@ def decode(body: bytes) -> Fields:
     return _decode(body)
 
 
-def encode(fields: Fields, most: int) -> bytes:
+def encode(fields: Fields) -> bytes:
     """The record as clients are sent it."""
-    body = _encode(fields)
-    if len(body) > most:
-        raise BadRequest(f"the record would take {len(body)} bytes; the limit is {most}")
-    return body
+    return _encode(fields)
 
 
-def check_carried(body: bytes, limits: Limits, spare: int, *, may_be_deeper: bool) -> None:
-    """Refuse a record that has grown, a write at a time, beyond what a frame may carry with `spare` values around it:
-    who reads it could not send it back, and no import would take it."""
-    values, depth = limits.frame_values - spare, limits.depth - ENVELOPE_DEPTH
-    if len(body) <= 2 * depth:
+def is_small(body: bytes, limits: Limits) -> bool:
+    """Whether it cannot be larger than a record may be: a value takes a byte, a level of nesting two."""
+    size = len(body)
+    return size <= 2 * (limits.depth - SPARE_DEPTH) and size <= limits.frame_values - SPARE_VALUES
+
+
+def check_growth(fields: Fields, body: bytes, before: bytes, limits: Limits, *, may_be_deeper: bool) -> None:
+    """Refuse a record that a client has made larger than it may be, or than any op could carry: who reads it could not
+    send it back, and no import would take it. What the daemon itself put in does not count. Nor does what was there
+    before, when the limits were others: a write that leaves no more of it than it found is let through."""
+    most = Extent(limits.record_bytes, limits.frame_values - SPARE_VALUES, limits.depth - SPARE_DEPTH)
+    may_be_too_deep = may_be_deeper and body.count(b"[") + body.count(b"{") > most.depth
+    if len(body) <= most.size and values_at_most(body) <= most.values and not may_be_too_deep:
         return
-    try:
-        check_size(body, values, depth if may_be_deeper else len(body))
-    except TooLarge:
-        raise BadRequest(f"the record would hold more than {values} JSON values") from None
-    except BadJson:
-        raise BadRequest(f"the record would be nested deeper than {depth}") from None
+    if _is_within(extent_of(body), most):
+        return
+    now, was = _users_extent(fields), _users_extent(decode(before)) if before else Extent(0, 0, 0)
+    if now.size > max(most.size, was.size):
+        raise BadRequest(f"the record would take {now.size} bytes; the limit is {most.size}")
+    if now.values > max(most.values, was.values):
+        raise BadRequest(f"the record would hold more than {most.values} JSON values")
+    if now.depth > max(most.depth, was.depth):
+        raise BadRequest(f"the record would be nested deeper than {most.depth}")
+
+
+def _is_within(extent: Extent, most: Extent) -> bool:
+    return extent.size <= most.size and extent.values <= most.values and extent.depth <= most.depth
+
+
+def _users_extent(fields: Fields) -> Extent:
+    return extent_of(_encode({name: value for name, value in fields.items() if name not in MANAGED}))
 
 
 def without_secrets(body: bytes) -> bytes:

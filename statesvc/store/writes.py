@@ -17,24 +17,14 @@ import msgspec
 from statesvc_client import patch
 from statesvc_client.errors import BadRequest, Conflict, Exists, InvalidTransition, LeaseLost, NotFound, StateError
 from statesvc_client.spelling import MANAGED
-from statesvc_client.wire import Create, Delete, Emit, Fields, Limits, Sync, Update
+from statesvc_client.wire import Create, Delete, Emit, Fields, Limits, Update
 from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import LINK, Event, Keys, Row, Stamp, Was, Write
 from . import clock, marks
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .queueing import Times
-from .records import (
-    ENVELOPE_VALUES,
-    OWN_BYTES,
-    OWN_VALUES,
-    check_carried,
-    encode,
-    index_keys,
-    spelled_path,
-    users_own,
-    without_secrets,
-)
+from .records import OWN_BYTES, check_growth, encode, index_keys, is_small, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
 
 MOST_PATHS = 256
@@ -99,9 +89,6 @@ def payload(request: CarriesRecord, kind: Kind) -> Fields | None:
     return None if given is None else kind.spelling.of_fields(given)
 
 
-_USERS_OWN = (Create, Update, Sync)
-"""Writes that are all the user's, and bound by the user's limit."""
-
 Move = Literal["step", "whole", "forced"]
 """How a status may move: along one edge; to any state that can be reached, as a whole record may have moved several;
 or as the daemon itself decides."""
@@ -145,7 +132,8 @@ def born(
         _put_birth_times(record, times, kind, fields, status, moment)
     record["updatedAt"] = shown
     happened = Event("created", now, None, status)
-    return written(request, subject, record, times, happened, caller, moment, token=lease.token if lease else None)
+    token = lease.token if lease else None
+    return written(request, subject, record, times, happened, caller, moment, given=fields, token=token)
 
 
 def _put_birth_times(
@@ -298,7 +286,7 @@ def moved(
         _show_time(after, "startedAt", keys.started, times.started, given, moment)
     if times.completed != keys.completed or (times.completed is None and "completedAt" in after):
         _show_time(after, "completedAt", keys.completed, times.completed, given, moment)
-    return written(request, subject, after, times, happened, caller, moment, token=token)
+    return written(request, subject, after, times, happened, caller, moment, given=given, token=token)
 
 
 def _show_time(after: Fields, name: str, known: int | None, at: int | None, given: Fields, moment: Moment) -> None:
@@ -483,17 +471,22 @@ def written(
     caller: Caller,
     moment: Moment,
     *,
+    given: Fields,
     token: int | None = None,
 ) -> Write:
-    """The write that makes `record` the newest revision."""
+    """The write that makes `record` the newest revision. `given` is what a client puts into it, `token` a fencing token
+    just given out."""
     kind, before, revision = subject.kind, subject.row, record["revision"]
+    body = encode(record)
+    if not is_small(body, moment.limits):
+        _check_size(request, record, body, before, moment.limits, given=given, leased=token is not None)
     row = Row(
         kind.name,
         subject.id,
         record["uid"],
         revision,
         index_keys(kind, record, times, before, moment.now),
-        _body(request, record, moment.limits),
+        body,
         _marked(request, before, revision, caller, moment),
         0,
         token or (0 if before is None else before.token),
@@ -506,19 +499,25 @@ def written(
     return _write((row, (before.uid, before.revision), happened, None))
 
 
-def _body(request: WriteRequest | None, record: Fields, limits: Limits) -> bytes:
-    """What clients are sent of it. What the daemon adds has room beside the largest record, and what it does by itself
-    is never refused for what clients made of one."""
-    if isinstance(request, _USERS_OWN):
-        body = encode(record, limits.record_bytes)
-        # A patch is no deeper than its frame; only paths lead further down, from wherever they were led before.
-        deeper = type(request) is not Update or bool(request.set or request.inc or request.append)
-        check_carried(body, limits, ENVELOPE_VALUES + OWN_VALUES, may_be_deeper=deeper)
-        return body
-    body = encode(record, limits.record_bytes + OWN_BYTES)
-    if request is not None:
-        check_carried(body, limits, ENVELOPE_VALUES, may_be_deeper=False)
-    return body
+def _check_size(
+    request: WriteRequest | None,
+    record: Fields,
+    body: bytes,
+    before: Row | None,
+    limits: Limits,
+    *,
+    given: Fields,
+    leased: bool,
+) -> None:
+    """Only what a client puts in is bound: what the daemon does is never refused for what clients made of a record,
+    unless nobody could be told of the lease."""
+    by_paths = type(request) is Update and bool(request.set or request.inc or request.append)
+    if given or by_paths:
+        # Plain values lead no further down; a path does, from wherever others have led.
+        deeper = by_paths or not _is_flat(given)
+        check_growth(record, body, b"" if before is None else before.body, limits, may_be_deeper=deeper)
+    if leased and len(body) > limits.record_bytes + OWN_BYTES:
+        raise BadRequest(f"with its lease the record would take {len(body)} bytes, more than a reply may hold")
 
 
 _write: Callable[[tuple[Row, Stamp | None, Event, None]], Write] = partial(tuple.__new__, Write)

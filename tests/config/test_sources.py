@@ -90,11 +90,11 @@ def test_nothing_given_means_the_defaults():
 
 
 def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(tmp_path):
-    file = written(tmp_path, "state:\n  limits: {clients: 1, depth: 1, id_chars: 1}\n")
-    environ = {"STATESVC_LIMITS__CLIENTS": "2", "STATESVC_LIMITS__DEPTH": "2"}
+    file = written(tmp_path, "state:\n  limits: {clients: 1, depth: 11, id_chars: 1}\n")
+    environ = {"STATESVC_LIMITS__CLIENTS": "2", "STATESVC_LIMITS__DEPTH": "12"}
     loaded = load({"config": file, "limits.clients": 3}, environ)
     limits = loaded.settings.limits
-    assert (limits.clients, limits.depth, limits.id_chars, limits.list_limit) == (3, 2, 1, 1000)
+    assert (limits.clients, limits.depth, limits.id_chars, limits.list_limit) == (3, 12, 1, 1000)
     assert loaded.origins["limits.clients"] == "flag --limits-clients"
     assert loaded.origins["limits.depth"] == "environment STATESVC_LIMITS__DEPTH"
     assert loaded.origins["limits.id_chars"] == f"file {file}"
@@ -204,7 +204,7 @@ def test_every_problem_is_listed_one_a_line(tmp_path):
         f"foo: unknown key (file {file})",
         f"durability: 'disc' is not allowed (file {file}); it takes one of: disk, os",
         f"limits.clients: 'many' is not allowed (file {file}); it takes a whole number from 1 to 1000000",
-        f"limits.depth: 0 is not allowed (file {file}); it takes a whole number from 1 to 512",
+        f"limits.depth: 0 is not allowed (file {file}); it takes a whole number from 8 to 512",
     ]
 
 

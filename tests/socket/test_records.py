@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from statesvc.config.model import Limits
 from statesvc.store.clock import Clock, parse
@@ -427,7 +429,7 @@ async def test_a_record_does_not_grow_beyond_the_values_that_a_frame_may_carry(s
     assert (await client.ok("sync", jobs=[kept]))["unchanged"] == 1, "what was read can be sent back"
 
 
-async def test_a_record_does_not_grow_so_far_by_what_is_told_of_its_progress_either(start, engine):
+async def test_a_record_does_not_grow_so_far_by_a_claim_or_what_is_told_of_its_progress_either(start, engine):
     daemon = await start(engine, limits=Limits(frame_values=1000))
     client = await daemon.client()
     some = list(range(600))
@@ -435,8 +437,11 @@ async def test_a_record_does_not_grow_so_far_by_what_is_told_of_its_progress_eit
     for op in ("renew", "release"):
         reply = await client.write(op, kind="lock", id="a", token=lease["token"], record={"y": some})
         assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
-        assert "more than 984 JSON values" in reply["error"]
+        assert "more than 936 JSON values" in reply["error"]
     assert (await client.write("release", kind="lock", id="a", token=lease["token"], record={"y": []}))["success"]
+    reply = await client.write("claim", kind="lock", id="a", record={"y": some})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert "more than 936 JSON values" in reply["error"]
 
 
 async def test_what_the_daemon_adds_has_room_beside_the_largest_record(start, engine):
@@ -448,9 +453,50 @@ async def test_what_the_daemon_adds_has_room_beside_the_largest_record(start, en
     assert count > 900
     await daemon.caught_up()
     (job,) = (await client.write("claim", filter={"ids": ["a"]}, holder="h"))["jobs"]
+    assert (await client.write("update", jobId="a", job={"status": "STOPPING"}))["success"]
     released = await client.write("release", jobId="a", token=job["lease"]["token"], status="FAILED")
     assert released["job"]["status"] == "FAILED"
     assert (await client.write("retry", jobId="a"))["success"]
+
+
+LOWERED = {"values": {"frame_values": 1000}, "bytes": {"record_bytes": 4096}, "depth": {"depth": 64}}
+
+
+@pytest.mark.parametrize("lowered", LOWERED)
+async def test_a_record_from_before_a_limit_was_lowered_is_used_as_any_other_and_only_does_not_grow(
+    start, engine, lowered: str
+):
+    daemon = await start(engine)
+    client = await daemon.client()
+    deep = json.loads("[" * 100 + "]" * 100)
+    await client.write("create", job={"uuid": "a", "status": "QUEUED", "x": [0] * 3000, "deep": deep})
+    daemon.store.limits = replace(daemon.store.limits, **LOWERED[lowered])
+    await daemon.caught_up()
+    token = (await client.write("claim", filter={}, holder="h"))["jobs"][0]["lease"]["token"]
+    assert (await client.write("renew", jobId="a", token=token))["success"]
+    assert (await client.write("release", jobId="a", token=token))["job"]["status"] == "QUEUED"
+    assert (await client.write("emit", jobId="a", event={"type": "seen"}))["success"]
+    grown = {"values": {"y": [0]}, "bytes": {"y": 0}, "depth": {"x": [deep]}}[lowered]
+    reply = await client.write("update", jobId="a", job=grown)
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert (await client.write("update", jobId="a", job={"x": [0] * 2000}))["success"], "it became less"
+    assert (await client.write("cancel", jobId="a"))["job"]["status"] == "CANCELED"
+
+
+async def test_no_patch_is_deeper_than_what_other_ops_could_send_back(start, engine):
+    daemon = await start(engine, limits=Limits(depth=64))
+    client = await daemon.client()
+    await client.write("create", job={"uuid": "a"})
+    wide = [[0]] * 300  # more brackets than levels
+    for levels, success in ((60, True), (61, False), (62, False)):
+        deep = json.loads("[" * levels + "]" * levels)
+        reply = await client.write("update", jobId="a", job={"x": deep, "wide": wide})
+        assert reply["success"] == success, levels
+        claimed = await client.write("claim", kind="lock", id=f"l{levels}", holder="h", record={"x": deep})
+        assert claimed["success"] == success, levels
+    kept = await stored(client)
+    assert (await client.ok("sync", jobs=[kept]))["unchanged"] == 1
+    assert (await client.write("txn", ops=[{"op": "update", "jobId": "a", "job": kept}]))["success"]
 
 
 async def test_a_record_does_not_grow_beyond_the_depth_that_a_frame_may_have(start, engine):
