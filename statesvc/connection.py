@@ -21,6 +21,7 @@ from typing import NamedTuple
 from statesvc_client import wire
 from statesvc_client.errors import TooLarge
 from statesvc_client.framing import LineSplitter
+from statesvc_client.scanning import values_at_most
 
 from .answers import Answer, Coming, Meanwhile, Session
 from .dispatch import Dispatcher
@@ -36,7 +37,7 @@ LEAST_ANSWER_BYTES = 4 * 1024
 """What an answer is thought to take before the first has come, and at least."""
 
 VALUE_BYTES = 128
-"""About what one of the values in a frame takes once they are read: `{},` is three bytes on the wire."""
+"""About what a value of a frame takes once it is read: two bytes on the wire may be an object."""
 
 TURN = 128
 TURN_BYTES = 1024 * 1024
@@ -338,7 +339,7 @@ class Connection(asyncio.Protocol):
     def _wait_for(self, place: Coming, frame: bytes) -> None:
         self._line.append(place)
         if place.answer is None:
-            size = len(frame) + VALUE_BYTES * frame.count(b",")
+            size = len(frame) + VALUE_BYTES * values_at_most(frame)
             self._coming += 1
             self._coming_bytes += size
             place.came = partial(self._came, size)

@@ -266,7 +266,14 @@ def test_whatever_keeps_a_store_away_everything_arrives_once_and_in_order_when_i
 # --- with more than it can take --------------------------------------------------------------------------------------
 
 
-FLOODS = {"small": "x" * 4 * 1024, "large": "x" * 100 * 1024, "of many values": [{}] * 1024}
+NESTED = '{"a":' * 200 + "1" + "}" * 200
+
+FLOODS = {
+    "small": "x" * 4 * 1024,
+    "large": "x" * 100 * 1024,
+    "of many values": [{}] * 1024,
+    "nested": [json.loads(NESTED)] * 8,
+}
 
 
 def flood(client: Client, value: Any) -> None:
