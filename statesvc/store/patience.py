@@ -56,13 +56,45 @@ class Patience:
         return Unavailable(f"{self._engine.name} has not answered for {self._engine.timeout_seconds:g} s")
 
     async def wait(self, came: float, happens: Callable[[], Awaitable[object]]) -> None:
-        """Return when it has happened; raise when that takes too long. It may be asked for, and called off, again."""
-        while True:
-            left = self.left(came)
-            try:
-                async with asyncio.timeout(left if left < math.inf else None):
+        """Return when it has happened; raise when that takes too long. It is asked for once: who stands in line for it
+        keeps its place, however often the time counts anew."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as deadline:
+                alarm = Alarm(self, came, lambda: deadline.reschedule(loop.time()))
+                try:
                     await happens()
-                    return
-            except TimeoutError:
-                if self.left(came) <= 0:
-                    raise self.over() from None
+                finally:
+                    alarm.turn_off()
+        except TimeoutError:
+            raise self.over() from None
+
+
+class Alarm:
+    """Rings once, when the time of a request is over; an answer meanwhile puts it off."""
+
+    __slots__ = ("_came", "_patience", "_ring", "_timer")
+
+    def __init__(self, patience: Patience, came: float, ring: Callable[[], None]) -> None:
+        self._patience = patience
+        self._came = came
+        self._ring = ring
+        self._timer: asyncio.Handle | None = None
+        self._set(patience.left(came))
+
+    def turn_off(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, left: float) -> None:
+        if left < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(left, self._look_at_the_clock)
+
+    def _look_at_the_clock(self) -> None:
+        left = self._patience.left(self._came)
+        if left > 0:
+            self._set(left)
+        else:
+            self._timer = None
+            self._ring()

@@ -15,7 +15,7 @@ from statesvc_client.errors import Internal, StateError
 from .. import logs
 from ..backends.port import Engine, Key, Row
 from .handing import hand_over
-from .patience import Patience
+from .patience import Alarm, Patience
 
 log = logs.get(__name__)
 
@@ -102,25 +102,14 @@ class Reads:
 class _InTime:
     """One who wants a row, and has waited before it could be asked for."""
 
-    __slots__ = ("_alarm", "_came", "_patience", "_take")
+    __slots__ = ("_alarm", "_take")
 
     def __init__(self, take: Take, came: float, patience: Patience) -> None:
         self._take = take
-        self._came = came
-        self._patience = patience
-        self._alarm: asyncio.Handle | None = self._set_alarm()
+        self._alarm: Alarm | None = Alarm(patience, came, lambda: self(None, patience.over()))
 
     def __call__(self, row: Row | None, problem: StateError | None) -> None:
         if self._alarm is not None:
-            self._alarm.cancel()
+            self._alarm.turn_off()
             self._alarm = None
             self._take(row, problem)
-
-    def _set_alarm(self) -> asyncio.Handle:
-        return asyncio.get_running_loop().call_later(self._patience.left(self._came), self._look_at_the_clock)
-
-    def _look_at_the_clock(self) -> None:
-        if self._patience.left(self._came) > 0:
-            self._alarm = self._set_alarm()
-        else:
-            self(None, self._patience.over())

@@ -250,6 +250,34 @@ async def test_a_long_list_waits_no_longer_for_its_place_among_others_than_for_t
     assert await asyncio.wait_for(list_records(scene.store, List(), Caller()), 30), "their places are free again"
 
 
+async def test_who_stands_in_line_keeps_its_place_however_often_its_time_counts_anew(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    """The clock of the requests stands still here: whenever the loop's says that a call should be over it is not."""
+    patience, left = scene.store.patience, scene.store.patience.left
+    scene.engine.timeout_seconds = 0.001
+    looks = asked = 0
+    over = asyncio.Event()
+
+    def looked(came: float) -> float:
+        nonlocal looks
+        looks += 1
+        return left(came)
+
+    async def happens() -> None:
+        nonlocal asked
+        asked += 1
+        await over.wait()
+
+    monkeypatch.setattr(patience, "left", looked)
+    waiting = asyncio.ensure_future(patience.wait(patience.now(), happens))
+    while looks < 5:
+        await asyncio.sleep(0)
+    over.set()
+    await asyncio.wait_for(waiting, 30)
+    assert asked == 1
+
+
 async def test_a_long_list_waits_for_its_place_as_long_as_it_takes_while_others_are_answered(scene: Scene):
     """Each of those before it may take as long as one call may, again and again."""
     listed = [asyncio.ensure_future(list_records(scene.store, List(), Caller())) for _ in range(LONG_LISTS + 1)]
