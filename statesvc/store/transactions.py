@@ -214,14 +214,14 @@ class _Transaction:
             except Conflict as doubt:
                 answers.append(None)
                 doubts.append(doubt)
-        if any(answer is not None for answer in answers):
-            return answers
-        if doubts:
-            try:
+        try:
+            if any(answer is not None for answer in answers):
+                return answers
+            if doubts:
                 raise next((doubt for doubt in doubts if doubt.outcome == "unknown"), doubts[0])
-            finally:
-                doubts.clear()  # a failure keeps its frames, and must not be kept by them
-        return None
+            return None
+        finally:
+            doubts.clear()  # a failure keeps its frames, and must not be kept by them
 
     def _standing(self, found: Found) -> Transacted | None:
         """Done after all, when what an uncertain commit would have written is what is stored."""

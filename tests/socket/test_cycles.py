@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from statesvc.config.model import Limits
 from tests.socket.talking import Daemon, Talker
 
 ROUNDS = 5
@@ -84,6 +85,20 @@ async def test_nothing_of_a_request_waits_for_the_collector(daemon: Daemon):
             await every_op(client, n)
             await daemon.caught_up()
             await leases(client)
+        await daemon.store.commits.settled()
+
+
+async def test_nothing_of_a_transaction_waits_that_one_of_its_records_no_longer_knows(start, engine):
+    daemon = await start(engine, limits=Limits(marks_clients=2))
+    client = await daemon.client()
+    ops = [{"op": "create", "kind": "kv", "id": name, "record": {}} for name in "ab"]
+    await client.write("txn", ops=ops)
+    for n in range(3):
+        other = await daemon.client(f"other {n}")
+        await other.write("update", kind="kv", id="b", record={"n": n})
+    async with nothing_left_in_cycles():
+        again = await client.ask("txn", ops=ops, seq=client.seq, floor=client.seq, again=True)
+        assert again["duplicate"]
         await daemon.store.commits.settled()
 
 
