@@ -136,7 +136,7 @@ class FollowedDriver(Driver):
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         reply = super().ask(request)
-        if request["op"] in NUMBERED:
+        for _ in range(len(request["jobs"]) if request["op"] == "sync" else request["op"] in NUMBERED):
             assert "event" in self._watcher.reply()
         return reply
 
