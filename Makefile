@@ -96,6 +96,7 @@ sbom: $(VENV)/dev.stamp ## Write the bill of materials of the release to dist/
 	$(BIN)/python .ci/sbom.py dist/statesvc.cdx.json
 
 dist: sbom ## Build the release into dist/: both wheels and their bill of materials
+	rm -f dist/*.whl
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist ./client .
 
 # ---- installation: every file is pinned by hash, nothing is downloaded twice ----
@@ -121,13 +122,17 @@ docs: $(VENV)/dev.stamp ## Write the generated parts of the documents again
 	$(BIN)/python docs/make_protocol.py
 	$(BIN)/python -m statesvc.cli.manual > docs/CLI.md
 
+$(VENV)/pins.stamp: .ci/requirements-pins.txt | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/pins
+	$(VENV)/pins/bin/python -m pip --quiet install --require-hashes -r .ci/requirements-pins.txt
+	@touch $@
+
 PIN = CUSTOM_COMPILE_COMMAND='make pins' ../$(VENV)/pins/bin/pip-compile --quiet --strip-extras --allow-unsafe \
 	--generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links $(PIN_ARGS)
 
-pins: | $(BIN)/python ## Write the pinned requirements again; PIN_ARGS=--upgrade takes newer versions
-	@test -x $(VENV)/pins/bin/pip-compile || \
-	  { $(PYTHON) -m venv $(VENV)/pins && $(VENV)/pins/bin/python -m pip --quiet install pip-tools; }
+pins: $(VENV)/pins.stamp ## Write the pinned requirements again; PIN_ARGS=--upgrade takes newer versions
 	cd .ci && $(PIN) --output-file requirements-run.txt requirements-run.in
 	cd .ci && $(PIN) --output-file requirements-dev.txt requirements-dev.in
 	cd .ci && $(PIN) --output-file requirements-audit.txt requirements-audit.in
 	cd .ci && $(PIN) --output-file requirements-fuzz.txt requirements-fuzz.in
+	cd .ci && $(PIN) --output-file requirements-pins.txt requirements-pins.in
