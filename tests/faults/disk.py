@@ -13,6 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ PAD = "x" * 500
 
 
 @contextmanager
-def mounted(place: Path, megabytes: int) -> Iterator[Path]:
+def mounted(place: Path, megabytes: int, files: int = 1000) -> Iterator[Path]:
     """A file system of its own size; a test is skipped where nobody may mount one."""
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0700", "tmpfs", str(place)]
+    size = f"size={megabytes}m,nr_inodes={files}"
+    command = ["mount", "-t", "tmpfs", "-o", f"{size},mode=0700", "tmpfs", str(place)]
     if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("a file system can be mounted by root only")
     try:
@@ -52,6 +54,18 @@ def fill_up(place: Path) -> Path:
                     file.write(b"\0" * size)
             except OSError:
                 pass
+    return ballast
+
+
+def use_up_files(place: Path) -> Path:
+    """Make all the files that may be made there; removing the folder gives them back."""
+    ballast = place / "ballast"
+    ballast.mkdir()
+    try:
+        for number in count():
+            (ballast / str(number)).touch()
+    except OSError:
+        pass
     return ballast
 
 

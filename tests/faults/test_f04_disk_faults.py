@@ -27,6 +27,7 @@ from tests.faults.disk import (
     mounted,
     synced_again,
     under_faults,
+    use_up_files,
     was_injected,
     written_before_the_first_sync,
 )
@@ -155,6 +156,26 @@ def test_an_engine_that_has_no_space_to_open_is_waited_for(folder, small_disk):
             until(lambda: create(client, "job-1")["success"], "the engine to open")
         assert daemon.events("engine_unavailable")
         assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("take_all", [fill_up, use_up_files])
+def test_a_store_that_was_closed_is_waited_for_on_a_disk_that_is_full_since(folder, take_all):
+    """Nothing is to be written but what SQLite makes beside a file for as long as it is open."""
+    with mounted(folder / "disk", 2, files=100) as small_disk:
+        with serving(folder, data=small_disk / "data") as daemon, daemon.connect() as client:
+            assert create(client, "job-1")["success"]
+            assert daemon.stop() == 0
+        ballast = take_all(small_disk)
+        with Daemon(folder, data=small_disk / "data").start() as daemon:
+            daemon.wait_for_ping()
+            with daemon.connect() as client:
+                reply = create(client, "job-2")
+                assert (reply["code"], reply["outcome"]) == ("unavailable", "not_applied")
+                assert "disk is full" in reply["error"]
+                subprocess.run(["rm", "-r", str(ballast)], check=True)
+                until(lambda: create(client, "job-2")["success"], "the engine to open")
+                assert client.ask("get", jobId="job-1")["success"]
+            assert daemon.stop() == 0
 
 
 def test_an_engine_that_is_required_ends_the_daemon_when_it_cannot_be_opened(folder, small_disk):
@@ -464,6 +485,24 @@ def test_a_state_that_finds_no_space_lags_behind_a_log_that_takes_everything(pre
         assert load.wrong(daemon) == []
         assert daemon.stop() == 0
     load.assert_each_write_comes_out_once(prepared)
+
+
+@needs_strace
+def test_a_state_whose_wal_has_no_space_for_a_longer_index_lags_behind_as_well(prepared):
+    large = {f"large-{number}" for number in range(4)}
+    applied_when_asked_for = {"storage__sqlite__apply_seconds": 3600, **NEVER_IDLE}
+    with serving(prepared, settings=applied_when_asked_for) as daemon:
+        fault = failing_from_now(daemon, ("state.db-shm",), "pwrite64:error=ENOSPC:when=1..2")
+        with fault, daemon.connect() as client:
+            for name in large:  # together more pages than an index has room for at first
+                assert client.ask("create", job={"uuid": name, "pad": "x" * 6_000_000})["success"]
+            assert client.ask("snapshot", path="a.snapshot")["code"] == "no_space"
+            assert all(client.ask("get", jobId=name)["success"] for name in large)
+            until(lambda: client.ask("snapshot", path="a.snapshot")["success"], "the state to catch up")
+            assert daemon.stop() == 0
+    assert was_injected(prepared)
+    with serving(prepared) as daemon, daemon.connect() as client:
+        assert all(client.ask("get", jobId=name)["success"] for name in large)
 
 
 @needs_strace

@@ -10,13 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import apsw
-
 from statesvc_client.errors import NoSpace
 
 from ... import logs
 from ..port import Key, LogEntry, Row
 from .cache import Waiting, present
+from .files import is_full_disk
 from .log import Change, End
 from .state import StateFile
 from .workers import Worker
@@ -170,15 +169,15 @@ class Applying:
         while not self._is_over:
             try:
                 await self._applier.run(lambda: self._state.apply(waiting, upto))
-            except apsw.FullError:
+            except Exception as problem:  # noqa: BLE001 - whatever else it is, the state can no longer follow
+                if not is_full_disk(problem):
+                    self._tell_failed(problem)
+                    return
                 # The log has it, so nothing is lost; reads see it in memory until there is space again.
                 log.warning("disk_full", file="state.db", behind=waiting.entries)
                 self.stuck = True
                 self._wake(self._end.position)
                 await asyncio.sleep(RETRY_SECONDS)
-            except Exception as problem:  # noqa: BLE001 - whatever it is, the state can no longer follow
-                self._tell_failed(problem)
-                return
             else:
                 self._applied(upto)
                 return

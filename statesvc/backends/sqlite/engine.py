@@ -47,7 +47,7 @@ from .cache import UNKNOWN, RowCache, present
 from .checking import Fault, damaged_page, faults, problems
 from .compaction import Compaction
 from .dumping import OpenDump
-from .files import NO_SPACE, damage_told, in_words, is_damage, unreadable
+from .files import damage_told, in_words, is_damage, is_failing_disk, is_full_disk, unreadable
 from .folder import make_safe_folder, prepared, refuse_strangers
 from .judging import Judged, judge
 from .log import Change, End
@@ -309,14 +309,14 @@ class SqliteEngine(Engine):
         try:
             with damage_told(self._paths.state):
                 return await self._applier.run(work)
-        except apsw.FullError:
-            raise NoSpace("the disk is full") from None
-        except apsw.IOError as problem:
+        except apsw.Error as problem:
+            if is_full_disk(problem):
+                raise NoSpace("the disk is full") from None
+            if not is_failing_disk(problem):
+                raise Internal(f"state.db cannot be written: {problem}") from None
             # Nobody may build on the file: the next one to sync it would be told that all is well.
             self._state_failed(problem)
             raise Internal("the disk failed") from None
-        except apsw.Error as problem:
-            raise Internal(f"state.db cannot be written: {problem}") from None
 
     # --- committing ------------------------------------------------------------------------------------------------
 
@@ -543,10 +543,8 @@ class SqliteEngine(Engine):
             return salvage(self._paths, SYNCHRONOUS[self.durability], why)
         except DataCorrupt as corrupt:
             return str(corrupt)  # the files were left as they are, and are served as before
-        except apsw.FullError:
-            return NO_ROOM_TO_REPAIR
-        except OSError as problem:
-            if problem.errno not in NO_SPACE:
+        except (apsw.Error, OSError) as problem:
+            if not is_full_disk(problem):
                 raise
             return NO_ROOM_TO_REPAIR
 

@@ -172,6 +172,14 @@ def _checksum_vfs() -> str:
     return "cksmvfs"
 
 
+def is_full_disk(problem: Exception) -> bool:
+    """Whether the disk has no room. A WAL's index that cannot grow is called a failing disk by SQLite; there is nothing
+    in it but where the pages of the WAL are, so it is safe to try again, except where that WAL was just written."""
+    if isinstance(problem, OSError):
+        return problem.errno in NO_SPACE
+    return isinstance(problem, apsw.FullError) or _extended(problem) == apsw.SQLITE_IOERR_SHMSIZE
+
+
 def is_damage(problem: Exception) -> bool:
     """Whether SQLite found the file damaged, rather than the disk failing."""
     return _is_damaged_page(problem) or isinstance(problem, (apsw.CorruptError, apsw.NotADBError))
@@ -179,11 +187,16 @@ def is_damage(problem: Exception) -> bool:
 
 def is_failing_disk(problem: Exception) -> bool:
     """Whether it is the disk that fails. Nobody knows then what is on it."""
-    return isinstance(problem, apsw.IOError) and not is_damage(problem)
+    return isinstance(problem, apsw.IOError) and not is_damage(problem) and not is_full_disk(problem)
 
 
 def _is_damaged_page(problem: Exception) -> bool:
-    return getattr(problem, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
+    return _extended(problem) == apsw.SQLITE_IOERR_DATA
+
+
+def _extended(problem: Exception) -> int:
+    """SQLite's own code for what went wrong, in full."""
+    return getattr(problem, "extendedresult", 0)
 
 
 def in_words(problem: Exception) -> str:

@@ -6,6 +6,7 @@ requests. Everything here blocks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from .. import epoch_names
 from ..port import DataCorrupt, EngineBroken
 from . import restoring, watermark
 from .cache import Waiting
-from .files import NO_SPACE, in_words, is_damage, open_reader, refuse_newer, stored_version
+from .files import in_words, is_damage, is_full_disk, open_reader, refuse_newer, stored_version
 from .log import FORMAT as LOG_FORMAT
 from .log import End, LogFile
 from .paths import Paths, sides
@@ -135,14 +136,19 @@ def _named(path: Path, cure: str) -> Iterator[None]:
     except (msgspec.DecodeError, TypeError, ValueError) as problem:
         # SQLite does not look into values: a damaged one shows when it is used.
         raise DataCorrupt(f"{path} is damaged: {problem}; {cure}") from None
-    except apsw.FullError:
-        raise NoSpace(f"{path} cannot be opened: the disk is full") from None
     except (apsw.Error, OSError) as problem:
         if is_damage(problem):
             raise _damaged(path, problem, cure) from None
-        if getattr(problem, "errno", None) in NO_SPACE:
+        if is_full_disk(problem) or (isinstance(problem, apsw.CantOpenError) and _has_no_room_for_files(path.parent)):
             raise NoSpace(f"{path} cannot be opened: the disk is full") from None
         raise EngineBroken(f"{path} cannot be opened: {problem}") from None
+
+
+def _has_no_room_for_files(folder: Path) -> bool:
+    """Whether no other file can be made there, however small: SQLite does not say why it cannot. A file system that has
+    room for any number says that there is none at all."""
+    room = os.statvfs(folder)
+    return room.f_files > 0 and room.f_favail == 0
 
 
 def _open_state(log_file: LogFile, paths: Paths) -> StateFile:

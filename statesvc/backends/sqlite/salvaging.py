@@ -17,7 +17,7 @@ import msgspec
 from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import Newest, intact_row
-from .files import is_damage, is_failing_disk
+from .files import is_damage, is_failing_disk, is_full_disk
 from .log import Change, End, LogFile
 from .opening import heed_lost_tail, readable_position, refuse_out_of_step, remove_state
 from .paths import Paths
@@ -43,7 +43,7 @@ def salvage(paths: Paths, synchronous: str, why: str) -> str:
             return _made_from_log(log, paths, why)
         return _made_from_itself(log, paths, why)
     except (apsw.Error, msgspec.DecodeError, TornState) as problem:
-        if is_failing_disk(problem) or isinstance(problem, apsw.FullError):
+        if is_failing_disk(problem) or is_full_disk(problem):
             raise  # which says nothing about what is there
         raise DataCorrupt(f"{why}; and it cannot be repaired: {problem}; restore a snapshot") from None
     finally:
