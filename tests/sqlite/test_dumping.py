@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import apsw
 import pytest
 
-from statesvc.backends.port import Row
+from statesvc.backends.port import DataCorrupt, Row
 from statesvc.backends.sqlite import SqliteEngine, dumping
 from statesvc_client.errors import Internal, StateError
 from tests.engines.rows import after, buried, hidden, removed
 from tests.sqlite.filling import change, content, create, opened
+
+TABLE_LEAF = 13
+"""The first byte of a page that has rows of a table in it."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,20 @@ async def test_a_dump_read_under_load_is_the_state_at_its_cursor(tmp_path):
         for entry in await engine.read_log(dump.cursor, 100_000):
             seen[entry.row.key] = entry.row
         assert seen == await content(engine)
+
+
+async def test_a_page_in_the_place_of_another_is_noticed_though_it_matches_its_checksum(tmp_path):
+    async with opened(tmp_path / "store") as engine:
+        await create(engine, [f"job-{number:03d}" for number in range(300)])
+    path = tmp_path / "store" / "state.db"
+    whole = path.read_bytes()
+    leaves = [place for place in range(4096, len(whole), 4096) if whole[place] == TABLE_LEAF]
+    assert len(leaves) > 5
+    for to, source in pairwise(leaves):
+        path.write_bytes(whole[:to] + whole[source : source + 4096] + whole[to + 4096 :])
+        with pytest.raises((Internal, DataCorrupt)):
+            async with opened(tmp_path / "store") as engine:
+                assert len(await content(engine)) == 300
 
 
 async def test_what_was_committed_a_moment_ago_is_in_it(tmp_path):
