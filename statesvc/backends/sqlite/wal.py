@@ -134,8 +134,11 @@ def _behind(wal: BinaryIO, taken: int, frame_bytes: int, most_pages: int) -> Tai
         frame = _FRAME.unpack_from(raw)
         if salts is None and any(frame):
             salts = (frame[2], frame[3])
-        # Frames left over from an earlier WAL have neither salt; a damaged one has at least one of them.
-        if salts is not None and (frame[2] == salts[0] or frame[3] == salts[1]):
+        # Frames left over from an earlier WAL have neither salt; a damaged one has at least one of them. None was ever
+        # written with a page 0: the file has grown by it, and what it held did not get there.
+        if not any(frame):
+            size += len(raw)
+        elif salts is not None and (frame[2] == salts[0] or frame[3] == salts[1]):
             size += len(raw)
             commits += len(raw) == frame_bytes and ends.is_end(frame, raw, place)
         place += frame_bytes
