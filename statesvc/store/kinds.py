@@ -281,7 +281,8 @@ class Kinds(dict[str, Kind]):
 
     def __missing__(self, name: str) -> Kind:
         if not _NAME.fullmatch(name):
-            raise BadRequest(f"kind must be lower-case letters, digits, '_', '.' and '-': {printable(name)}")
+            rule = "a letter, then up to 63 of lower-case letters, digits, '_', '.' and '-'"
+            raise BadRequest(f"kind must be {rule}: {printable(name)}")
         if len(self) - len(self._declared) >= self._MOST_PLAIN:
             self.clear()
             self.update(self._declared)

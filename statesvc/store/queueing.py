@@ -23,6 +23,9 @@ from .kinds import Queue
 MOST_DEPENDENCIES = 100
 """Records one may depend on: each is an index entry while it waits, and is read to judge it."""
 
+MOST_TEXT_CHARS = 256
+"""Of an id that is depended on, or a key: both are found by an index."""
+
 NORMAL_PRIORITY = 5
 """Where a record without a priority stands."""
 
@@ -165,7 +168,7 @@ def check_fields(fields: Fields) -> None:
         _check(fields, name, _is_count, "a whole number, 0 or more")
     _check(fields, "dependsOn", _is_list_of_ids, f"a list of at most {MOST_DEPENDENCIES} ids")
     _check(fields, "onDependencyFailure", _is_reaction, "fail or cancel")
-    _check(fields, "dedupeKey", _is_text, "a text")
+    _check(fields, "dedupeKey", _is_text, f"a text of at most {MOST_TEXT_CHARS} characters")
     for name in ("scheduledAt", "startAfter"):
         if clock.given(fields.get(name)):
             clock.parse(fields[name], name)
@@ -195,4 +198,4 @@ def _is_reaction(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 256
+    return isinstance(value, str) and 0 < len(value) <= MOST_TEXT_CHARS
