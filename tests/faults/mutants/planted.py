@@ -355,6 +355,25 @@ DISK = (
         "",
         ("test_what_a_full_disk_refused_is_never_served_nor_written_over_what_comes_next",),
     ),
+    Mutant(
+        "full_disk_taken_for_a_failing_one",
+        "a disk without room for what SQLite keeps beside an open file ends the daemon",
+        "statesvc/backends/sqlite/files.py",
+        "isinstance(problem, apsw.FullError) or _extended(problem) == apsw.SQLITE_IOERR_SHMSIZE",
+        "isinstance(problem, apsw.FullError)",
+        (
+            "test_a_store_that_was_closed_is_waited_for_on_a_disk_that_is_full_since[fill_up]",
+            "test_a_state_whose_wal_has_no_space_for_a_longer_index_lags_behind_as_well",
+        ),
+    ),
+    Mutant(
+        "snapshot_of_misplaced_pages",
+        "a snapshot lacks what stands on a page in whose place another lies",
+        "statesvc/backends/sqlite/dumping.py",
+        "            self._refuse_misplaced()\n",
+        "",
+        ("test_a_page_in_the_place_of_another_is_noticed_though_it_matches_its_checksum",),
+    ),
 )
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -509,6 +528,14 @@ BOUNDS = (
         "            self._writable\n            and not self._discarding",
         "            True\n            and not self._discarding",
         ("test_replies_that_nobody_takes_are_not_made",),
+    ),
+    Mutant(
+        "claims_grow_records",
+        "what a claim puts into a record is not bound by what a frame may carry",
+        "statesvc/store/leasing.py",
+        'move="step", given=own, event="claimed"',
+        'move="step", given={}, event="claimed"',
+        ("test_a_record_does_not_grow_so_far_by_a_claim_or_what_is_told_of_its_progress_either[memory]",),
     ),
 )
 
