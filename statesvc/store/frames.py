@@ -8,6 +8,9 @@ from __future__ import annotations
 ENVELOPE_BYTES = 8192
 """Room in a reply's frame for everything but the records: envelope, cursor, commas."""
 
+OWN_BYTES = 4096
+"""Of that, for what the daemon itself adds to a record of the largest size: a lease, times, why it ended."""
+
 
 class Room:
     """What is left in a frame. The first fits in any case: whatever is stored can be sent, also what was written when

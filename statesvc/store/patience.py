@@ -67,6 +67,8 @@ class Patience:
                 finally:
                     alarm.turn_off()
         except TimeoutError:
+            if not deadline.expired():
+                raise  # one of its own
             raise self.over() from None
 
 

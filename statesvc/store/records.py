@@ -27,12 +27,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _SECRET = SECRET.encode()
 
-OWN_BYTES = 4096
-"""What the daemon itself may add to a record of the largest size: a lease, times, why it ended."""
-
 SPARE_VALUES = 64
 SPARE_DEPTH = 3
-"""What is kept free of a frame's values and depth for the same, and for what stands around a record in any op."""
+"""What is kept free of a frame's values and depth for what stands around a record in any op, and for what the daemon
+itself adds to one: a lease, times, why it ended."""
 
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
 USUAL_PRIORITY = 1_000_000
@@ -52,9 +50,16 @@ def encode(fields: Fields) -> bytes:
 
 
 def is_small(body: bytes, limits: Limits) -> bool:
-    """Whether it cannot be larger than a record may be: a value takes a byte, a level of nesting two."""
+    """Whether it cannot be larger than a record may be: a value takes a byte, a level of nesting two, and the least
+    `record_bytes` there can be is more than that."""
     size = len(body)
     return size <= 2 * (limits.depth - SPARE_DEPTH) and size <= limits.frame_values - SPARE_VALUES
+
+
+def may_be_deep(given: Fields, limits: Limits) -> bool:
+    """Whether it has enough brackets for more levels than a record may have."""
+    text = _encode(given)
+    return text.count(b"[") + text.count(b"{") > limits.depth - SPARE_DEPTH
 
 
 def check_growth(fields: Fields, body: bytes, before: bytes, limits: Limits, *, may_be_deeper: bool) -> None:

@@ -22,9 +22,10 @@ from statesvc_client.wire import Write as WriteRequest
 
 from ..backends.port import LINK, Event, Keys, Row, Stamp, Was, Write
 from . import clock, marks
+from .frames import ENVELOPE_BYTES, OWN_BYTES
 from .kinds import GIVEN_AT_BIRTH, Kind
 from .queueing import Times
-from .records import OWN_BYTES, check_growth, encode, index_keys, is_small, spelled_path, users_own, without_secrets
+from .records import check_growth, encode, index_keys, is_small, may_be_deep, spelled_path, users_own, without_secrets
 from .records import decode as decode_record
 
 MOST_PATHS = 256
@@ -512,12 +513,13 @@ def _check_size(
     """Only what a client puts in is bound: what the daemon does is never refused for what clients made of a record,
     unless nobody could be told of the lease."""
     by_paths = type(request) is Update and bool(request.set or request.inc or request.append)
+    was = b"" if before is None else before.body
     if given or by_paths:
-        # Plain values lead no further down; a path does, from wherever others have led.
-        deeper = by_paths or not _is_flat(given)
-        check_growth(record, body, b"" if before is None else before.body, limits, may_be_deeper=deeper)
-    if leased and len(body) > limits.record_bytes + OWN_BYTES:
-        raise BadRequest(f"with its lease the record would take {len(body)} bytes, more than a reply may hold")
+        # What is given is nowhere deeper than in itself; a path leads on from wherever others have led.
+        check_growth(record, body, was, limits, may_be_deeper=by_paths or may_be_deep(given, limits))
+    most = limits.frame_bytes - ENVELOPE_BYTES + OWN_BYTES
+    if (given or by_paths or leased) and len(body) > max(most, len(was)):
+        raise BadRequest(f"with its lease the record would take {len(body)} bytes; a reply has room for {most}")
 
 
 _write: Callable[[tuple[Row, Stamp | None, Event, None]], Write] = partial(tuple.__new__, Write)

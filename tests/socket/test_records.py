@@ -469,7 +469,7 @@ async def test_a_record_from_before_a_limit_was_lowered_is_used_as_any_other_and
     daemon = await start(engine)
     client = await daemon.client()
     deep = json.loads("[" * 100 + "]" * 100)
-    await client.write("create", job={"uuid": "a", "status": "QUEUED", "x": [0] * 3000, "deep": deep})
+    await client.write("create", job={"uuid": "a", "status": "QUEUED", "x": [0] * 10_000, "deep": deep})
     daemon.store.limits = replace(daemon.store.limits, **LOWERED[lowered])
     await daemon.caught_up()
     token = (await client.write("claim", filter={}, holder="h"))["jobs"][0]["lease"]["token"]
@@ -479,8 +479,19 @@ async def test_a_record_from_before_a_limit_was_lowered_is_used_as_any_other_and
     grown = {"values": {"y": [0]}, "bytes": {"y": 0}, "depth": {"x": [deep]}}[lowered]
     reply = await client.write("update", jobId="a", job=grown)
     assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
-    assert (await client.write("update", jobId="a", job={"x": [0] * 2000}))["success"], "it became less"
+    assert (await client.write("update", jobId="a", job={"x": [0] * 9000}))["success"], "it became less"
     assert (await client.write("cancel", jobId="a"))["job"]["status"] == "CANCELED"
+
+
+async def test_a_record_does_not_outgrow_a_reply_by_the_names_in_its_lease(start, engine):
+    daemon = await start(engine, limits=Limits(frame_bytes=65_536, record_bytes=57_344, id_chars=1024))
+    client = await daemon.client()
+    names = {"id": "l", "kind": "lock", "holder": "\x01" * 1024}
+    assert (await client.write("claim", **names, record={}))["records"][0]["lease"]
+    reply = await client.write("update", kind="lock", id="l", record={"x": "y" * 56_000})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert "a reply has room for" in reply["error"]
+    assert (await client.write("update", kind="lock", id="l", record={"x": "y" * 40_000}))["success"]
 
 
 async def test_no_patch_is_deeper_than_what_other_ops_could_send_back(start, engine):
