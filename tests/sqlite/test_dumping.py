@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 
 import apsw
@@ -131,6 +132,28 @@ async def test_a_record_that_is_damaged_is_told_and_not_left_out(tmp_path):
         dump = await engine.dump()
         with pytest.raises(Internal, match="checksum"):
             _ = [page async for page in dump.rows]
+
+
+async def test_closing_the_store_does_not_wait_for_a_dump_that_is_being_opened(tmp_path, monkeypatch):
+    opening, may_go_on = threading.Event(), threading.Event()
+    look = dumping._refuse_misplaced
+
+    def look_when_told(db: apsw.Connection) -> None:
+        opening.set()
+        may_go_on.wait(30)
+        look(db)
+
+    monkeypatch.setattr(dumping, "_refuse_misplaced", look_when_told)
+    async with opened(tmp_path / "store") as engine:
+        await create(engine, ["a"])
+        dump = asyncio.ensure_future(engine.dump())
+        await asyncio.to_thread(opening.wait, 30)
+        asyncio.get_running_loop().call_later(0.05, may_go_on.set)
+        await engine.close()
+        with pytest.raises(StateError):
+            async for _ in (await dump).rows:
+                pass
+    assert not (tmp_path / "store" / "state.db-wal").exists()
 
 
 async def test_closing_the_store_ends_a_dump_with_an_error(tmp_path):

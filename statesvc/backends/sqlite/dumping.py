@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -36,26 +37,23 @@ class OpenDump:
         # Only one thread at a time is in here, and closing waits for it.
         self._turn = threading.Lock()
         self._db: apsw.Connection | None = open_reader(paths.state)
+        self._rows: apsw.Cursor | None = None
+        self._readers.add(self)  # before it reads: nobody may wait for it to end by itself
         try:
-            self._db.execute("BEGIN")
-            applied = int(self._db.execute("SELECT value FROM fact WHERE name = 'applied'").get or 0)
-            self.position = _newest_visible(paths.log, applied)
-            """The newest entry that is not hidden, of those the state had applied."""
-            self._refuse_misplaced()
-            self.total = int(self._db.execute("SELECT count(*) FROM record").get)
-            self._rows = self._db.execute("SELECT data, checksum FROM record NOT INDEXED ORDER BY rowid")
+            with self._turn:
+                self._begin(self._db, paths)
         except BaseException:
-            self._db.close()
+            self.close()
             raise
-        self._readers.add(self)
 
-    def _refuse_misplaced(self) -> None:
-        """A page may match its checksum, and lie in the place of another: rows would be missing without a word, from
-        what is to be everything. A look at the trees takes little beside reading all of it."""
-        assert self._db is not None  # noqa: S101 - it was opened just now
-        (told,) = next(self._db.execute("PRAGMA integrity_check('record')"))
-        if told != "ok":
-            raise apsw.CorruptError(told.splitlines()[-1])
+    def _begin(self, db: apsw.Connection, paths: Paths) -> None:
+        db.execute("BEGIN")
+        applied = int(db.execute("SELECT value FROM fact WHERE name = 'applied'").get or 0)
+        self.position = _newest_visible(paths.log, applied)
+        """The newest entry that is not hidden, of those the state had applied."""
+        _refuse_misplaced(db)
+        self.total = int(db.execute("SELECT count(*) FROM record").get)
+        self._rows = db.execute("SELECT data, checksum FROM record NOT INDEXED ORDER BY rowid")
 
     async def pages(self) -> AsyncIterator[list[Row]]:
         """All rows, a few hundred at a time; closes the view at the end, however that comes."""
@@ -71,7 +69,7 @@ class OpenDump:
         page: list[Row] = []
         size = 0
         with self._turn:
-            if self._db is None:
+            if self._rows is None:
                 raise apsw.InterruptError("the store was closed while it was being read")
             for data, checksum in self._rows:
                 page.append(decoded_row(self._path, data, checksum))
@@ -81,13 +79,25 @@ class OpenDump:
         return page
 
     def close(self) -> None:
-        """Let go of the view; twice does no harm."""
+        """Let go of the view, also while it is read; twice does no harm."""
+        if (reading := self._db) is not None:
+            with suppress(apsw.ConnectionClosedError):
+                reading.interrupt()
         with self._turn:
-            db, self._db = self._db, None
+            db, self._db, rows, self._rows = self._db, None, self._rows, None
+            if rows is not None:
+                rows.close(force=True)
             if db is not None:
-                self._rows.close(force=True)
                 db.close()
         self._readers.discard(self)
+
+
+def _refuse_misplaced(db: apsw.Connection) -> None:
+    """A page may match its checksum, and lie in the place of another: rows would be missing without a word from what is
+    to be everything. A look at the trees takes about as long as reading it all."""
+    (told,) = next(db.execute("PRAGMA integrity_check('record')"))
+    if told != "ok":
+        raise apsw.CorruptError(told.splitlines()[-1])
 
 
 def _newest_visible(log: Path, upto: int) -> int:
