@@ -86,7 +86,24 @@ def under_faults(folder: Path, files: tuple[str, ...], *faults: str) -> list[str
 
 @contextmanager
 def failing_from_now(daemon: Daemon, files: tuple[str, ...], fault: str) -> Iterator[None]:
-    """The same for a daemon that serves already."""
+    """The same for a daemon that serves already, to its end."""
+    with _traced(daemon, files, fault) as strace:
+        yield
+        strace.wait(SECONDS)
+
+
+@contextmanager
+def failing_for_a_while(daemon: Daemon, files: tuple[str, ...], fault: str) -> Iterator[None]:
+    """The same until the block ends."""
+    with _traced(daemon, files, fault) as strace:
+        try:
+            yield
+        finally:
+            strace.terminate()
+
+
+@contextmanager
+def _traced(daemon: Daemon, files: tuple[str, ...], fault: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [
         "strace", "-f", "-qq", "-o", str(daemon.folder / "trace"), "-y", "-p", str(daemon.pid),
         *(part for file in files for part in ("-P", str(daemon.data / file))),
@@ -94,8 +111,7 @@ def failing_from_now(daemon: Daemon, files: tuple[str, ...], fault: str) -> Iter
     ]  # fmt: skip
     with subprocess.Popen(command) as strace:
         until(lambda: _is_traced(daemon.pid), "strace to take hold of the daemon")
-        yield
-        strace.wait(SECONDS)
+        yield strace
 
 
 def _is_traced(pid: int) -> bool:

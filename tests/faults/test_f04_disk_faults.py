@@ -22,6 +22,7 @@ from tests.faults.disk import (
     SYNCS,
     Load,
     failing,
+    failing_for_a_while,
     failing_from_now,
     fill_up,
     mounted,
@@ -490,16 +491,14 @@ def test_a_state_that_finds_no_space_lags_behind_a_log_that_takes_everything(pre
 @needs_strace
 def test_a_state_whose_wal_has_no_space_for_a_longer_index_lags_behind_as_well(prepared):
     large = {f"large-{number}" for number in range(4)}
-    applied_when_asked_for = {"storage__sqlite__apply_seconds": 3600, **NEVER_IDLE}
-    with serving(prepared, settings=applied_when_asked_for) as daemon:
-        fault = failing_from_now(daemon, ("state.db-shm",), "pwrite64:error=ENOSPC:when=1..2")
-        with fault, daemon.connect() as client:
+    with serving(prepared, settings=NEVER_IDLE) as daemon, daemon.connect() as client:
+        with failing_for_a_while(daemon, ("state.db-shm",), "pwrite64:error=ENOSPC"):
             for name in large:  # together more pages than an index has room for at first
                 assert client.ask("create", job={"uuid": name, "pad": "x" * 6_000_000})["success"]
             assert client.ask("snapshot", path="a.snapshot")["code"] == "no_space"
             assert all(client.ask("get", jobId=name)["success"] for name in large)
-            until(lambda: client.ask("snapshot", path="a.snapshot")["success"], "the state to catch up")
-            assert daemon.stop() == 0
+        until(lambda: client.ask("snapshot", path="a.snapshot")["success"], "the state to catch up")
+        assert daemon.stop() == 0
     assert was_injected(prepared)
     with serving(prepared) as daemon, daemon.connect() as client:
         assert all(client.ask("get", jobId=name)["success"] for name in large)

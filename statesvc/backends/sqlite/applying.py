@@ -174,7 +174,7 @@ class Applying:
                     self._tell_failed(problem)
                     return
                 # The log has it, so nothing is lost; reads see it in memory until there is space again.
-                log.warning("disk_full", file="state.db", behind=waiting.entries)
+                log.warning("disk_full", file="state.db", behind=waiting.entries, why=str(problem))
                 self.stuck = True
                 self._wake(self._end.position)
                 await asyncio.sleep(RETRY_SECONDS)

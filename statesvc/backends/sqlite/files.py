@@ -173,8 +173,9 @@ def _checksum_vfs() -> str:
 
 
 def is_full_disk(problem: Exception) -> bool:
-    """Whether the disk has no room. A WAL's index that cannot grow is called a failing disk by SQLite; there is nothing
-    in it but where the pages of the WAL are, so it is safe to try again, except where that WAL was just written."""
+    """Whether the disk has no room, or seems to: a WAL's index that cannot grow is all the same to SQLite, whatever the
+    reason, and called a failing disk. There is nothing in it but where the pages of the WAL are, so it is safe to try
+    again, except where that WAL was just written."""
     if isinstance(problem, OSError):
         return problem.errno in NO_SPACE
     return isinstance(problem, apsw.FullError) or _extended(problem) == apsw.SQLITE_IOERR_SHMSIZE

@@ -15,7 +15,7 @@ import apsw
 from ...process.locks import InstanceLock
 from ..port import DataCorrupt, EngineBroken
 from .checking import damaged_page, faults, problems
-from .files import in_words
+from .files import in_words, is_full_disk
 from .folder import refuse_strangers
 from .opening import SYNCHRONOUS, Files, open_files
 from .paths import Paths
@@ -57,12 +57,11 @@ def _owned(folder: Path) -> Iterator[Paths]:
     with InstanceLock(str(folder / "lock")):
         try:
             yield paths
-        except apsw.FullError:
-            raise EngineBroken(f"{folder}: the disk is full; free some space, then try again") from None
-        except apsw.IOError as problem:
-            raise EngineBroken(f"{folder}: {in_words(problem)}; check the disk, then try again") from None
-        except OSError as problem:
-            raise EngineBroken(f"{folder}: {problem.strerror}; check the disk, then try again") from None
+        except (apsw.FullError, apsw.IOError, OSError) as problem:
+            if is_full_disk(problem):
+                raise EngineBroken(f"{folder}: the disk is full; free some space, then try again") from None
+            why = problem.strerror if isinstance(problem, OSError) else in_words(problem)
+            raise EngineBroken(f"{folder}: {why}; check the disk, then try again") from None
 
 
 @contextmanager

@@ -140,15 +140,18 @@ def _named(path: Path, cure: str) -> Iterator[None]:
         if is_damage(problem):
             raise _damaged(path, problem, cure) from None
         if is_full_disk(problem) or (isinstance(problem, apsw.CantOpenError) and _has_no_room_for_files(path.parent)):
-            raise NoSpace(f"{path} cannot be opened: the disk is full") from None
+            told = "" if isinstance(problem, apsw.FullError) else f" ({problem})"
+            raise NoSpace(f"{path} cannot be opened: the disk is full{told}") from None
         raise EngineBroken(f"{path} cannot be opened: {problem}") from None
 
 
 def _has_no_room_for_files(folder: Path) -> bool:
-    """Whether no other file can be made there, however small: SQLite does not say why it cannot. A file system that has
-    room for any number says that there is none at all."""
-    room = os.statvfs(folder)
-    return room.f_files > 0 and room.f_favail == 0
+    """Whether no other file can be made there, however small: SQLite does not say why it cannot."""
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as problem:
+        return is_full_disk(problem)
+    return False
 
 
 def _open_state(log_file: LogFile, paths: Paths) -> StateFile:

@@ -29,7 +29,7 @@ from .. import epoch_names
 from ..port import DataCorrupt, Row
 from .cache import Waiting
 from .disk import sync_file
-from .files import NO_SPACE, in_words
+from .files import in_words, is_full_disk
 from .log import Change, End, LogFile
 from .paths import Paths, sides
 from .state import StateFile
@@ -128,14 +128,11 @@ class Incoming:
     async def _do(self, task: Callable[[], Any]) -> Any:
         try:
             return await self._worker.run(task)
-        except apsw.FullError:
-            raise NoSpace(NO_ROOM) from None
-        except apsw.Error as problem:
-            raise Internal(f"the new store cannot be written: {in_words(problem)}") from None
-        except OSError as problem:
-            if problem.errno in NO_SPACE:
+        except (apsw.Error, OSError) as problem:
+            if is_full_disk(problem):
                 raise NoSpace(NO_ROOM) from None
-            raise Internal(f"the new store cannot be written: {problem.strerror}") from None
+            why = problem.strerror if isinstance(problem, OSError) else in_words(problem)
+            raise Internal(f"the new store cannot be written: {why}") from None
 
 
 # --- taking the place of the old one -------------------------------------------------------------------------------
