@@ -136,3 +136,4 @@ pins: $(VENV)/pins.stamp ## Write the pinned requirements again; PIN_ARGS=--upgr
 	cd .ci && $(PIN) --output-file requirements-audit.txt requirements-audit.in
 	cd .ci && $(PIN) --output-file requirements-fuzz.txt requirements-fuzz.in
 	cd .ci && $(PIN) --output-file requirements-pins.txt requirements-pins.in
+	@touch $(VENV)/pins.stamp

@@ -136,7 +136,8 @@ class FollowedDriver(Driver):
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         reply = super().ask(request)
-        for _ in range(len(request["jobs"]) if request["op"] == "sync" else request["op"] in NUMBERED):
+        events = len(request["jobs"]) if request["op"] == "sync" else int(request["op"] in NUMBERED)
+        for _ in range(events):
             assert "event" in self._watcher.reply()
         return reply
 
