@@ -13,6 +13,9 @@ It costs those who use large blocks: a write to a record of 900 KB takes about a
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 LARGE_BYTES = 128 * 1024
 """From this size on a block is given back by itself. The C library begins with this; said aloud it stays so."""
 
@@ -36,9 +39,16 @@ def give_free_pages_back() -> None:
 
 def _tell(function: str, *values: int) -> None:
     """Call it where there is one: glibc has it, others keep less to themselves."""
-    import ctypes  # here: the socket does not wait for it
-
     try:
-        getattr(ctypes.CDLL(None), function)(*values)
+        getattr(_c_library(), function)(*values)
     except (OSError, AttributeError):
         pass
+
+
+@cache
+def _c_library() -> Any:
+    """Once: each comes with a class of its own, which stays until somebody looks for cycles. That is seldom, and three
+    kilobytes every ten seconds are a megabyte an hour."""
+    import ctypes  # here: the socket does not wait for it
+
+    return ctypes.CDLL(None)

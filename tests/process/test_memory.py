@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+
+from statesvc.process.memory import give_free_pages_back
 from tests.daemon.harness import Client, serving
 
 MIB = 1024 * 1024
@@ -17,6 +20,19 @@ def test_what_giant_frames_took_is_given_back(socket_folder):
         for number in range(1, 25):
             large_and_small(client, number)
             assert daemon.rss_bytes() - before < KEPT
+
+
+def test_giving_back_leaves_nothing_behind_itself():
+    """It is done for as long as a daemon lives, and cycles are looked for seldom."""
+    give_free_pages_back()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(100):
+            give_free_pages_back()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def large_and_small(client: Client, number: int) -> None:

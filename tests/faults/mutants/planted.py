@@ -370,7 +370,7 @@ DISK = (
         "snapshot_of_misplaced_pages",
         "a snapshot lacks what stands on a page in whose place another lies",
         "statesvc/backends/sqlite/dumping.py",
-        "            self._refuse_misplaced()\n",
+        "        _refuse_misplaced(db)\n",
         "",
         ("test_a_page_in_the_place_of_another_is_noticed_though_it_matches_its_checksum",),
     ),
@@ -536,6 +536,14 @@ BOUNDS = (
         'move="step", given=own, event="claimed"',
         'move="step", given={}, event="claimed"',
         ("test_a_record_does_not_grow_so_far_by_a_claim_or_what_is_told_of_its_progress_either[memory]",),
+    ),
+    Mutant(
+        "a_library_every_time",
+        "giving memory back takes three kilobytes each time, until somebody looks for cycles",
+        "statesvc/process/memory.py",
+        "@cache\n",
+        "",
+        ("test_giving_back_leaves_nothing_behind_itself",),
     ),
 )
 
