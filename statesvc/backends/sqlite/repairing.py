@@ -15,7 +15,7 @@ import apsw
 from ..port import DataCorrupt, Key
 from .cache import Waiting
 from .checking import STRAYS, Fault, Newest, View, intact_row, missing_indexes
-from .files import in_words, is_failing_disk, is_full_disk, open_writer, transaction
+from .files import in_words, is_failing_disk, open_writer, transaction
 from .log import FORMAT as LOG_FORMAT
 from .log import Change
 from .opening import Files
@@ -47,7 +47,7 @@ def repaired(files: Files, paths: Paths, faults: list[Fault]) -> list[str]:
         try:
             done += step()
         except apsw.Error as problem:
-            if is_failing_disk(problem) or is_full_disk(problem):
+            if is_failing_disk(problem):
                 raise
             done.append(f"{paths.state.name} cannot be repaired any further: {in_words(problem)}")
             break
