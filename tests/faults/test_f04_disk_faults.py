@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,22 @@ def test_an_engine_that_has_no_space_to_open_is_waited_for(folder, small_disk):
     (small_disk / "data").mkdir(mode=0o700)
     (small_disk / "data" / "lock").write_text("1234567")
     ballast = fill_up(small_disk)
-    with Daemon(folder, data=small_disk / "data").start() as daemon:
+    with waited_for(Daemon(folder, data=small_disk / "data"), ballast, "job-1"):
+        pass
+
+
+@contextmanager
+def waited_for(daemon: Daemon, ballast: Path, name: str) -> Iterator[Client]:
+    """Start on a full disk; with the ballast gone the store opens, and takes a job of this name."""
+    with daemon.start():
         daemon.wait_for_ping()
         with daemon.connect() as client:
-            reply = create(client, "job-1")
+            reply = create(client, name)
             assert (reply["code"], reply["outcome"]) == ("unavailable", "not_applied")
             assert "disk is full" in reply["error"]
-            ballast.unlink()
-            until(lambda: create(client, "job-1")["success"], "the engine to open")
+            subprocess.run(["rm", "-r", str(ballast)], check=True)
+            until(lambda: create(client, name)["success"], "the engine to open")
+            yield client
         assert daemon.events("engine_unavailable")
         assert daemon.stop() == 0
 
@@ -167,16 +176,8 @@ def test_a_store_that_was_closed_is_waited_for_on_a_disk_that_is_full_since(fold
             assert create(client, "job-1")["success"]
             assert daemon.stop() == 0
         ballast = take_all(small_disk)
-        with Daemon(folder, data=small_disk / "data").start() as daemon:
-            daemon.wait_for_ping()
-            with daemon.connect() as client:
-                reply = create(client, "job-2")
-                assert (reply["code"], reply["outcome"]) == ("unavailable", "not_applied")
-                assert "disk is full" in reply["error"]
-                subprocess.run(["rm", "-r", str(ballast)], check=True)
-                until(lambda: create(client, "job-2")["success"], "the engine to open")
-                assert client.ask("get", jobId="job-1")["success"]
-            assert daemon.stop() == 0
+        with waited_for(Daemon(folder, data=small_disk / "data"), ballast, "job-2") as client:
+            assert client.ask("get", jobId="job-1")["success"]
 
 
 def test_an_engine_that_is_required_ends_the_daemon_when_it_cannot_be_opened(folder, small_disk):
