@@ -37,6 +37,9 @@ WARM_UP = 0.2
 FEWEST_FRAMES = 5_000
 """Of a run whose growth says something: in a shorter one the caches have not filled when it is over."""
 MOST_FINDINGS = 20
+LEFT_TO_PEOPLE = (": remove it", ": remove it, or bring back the network", ": remove it, or bring back the volume")
+"""How problems of a check end that clients may bring about: they may delete a network with addresses out, or a volume
+with mounts, and a check is there to name what they left."""
 
 
 class Report(msgspec.Struct):
@@ -126,10 +129,11 @@ class GoodClient:
         await self._ok(op="sweep")
 
     async def empty(self) -> None:
-        """Everything goes; what is found wrong with it before is told."""
+        """Everything goes; what is found wrong with it before is told, if it is not a client's doing."""
         checked = await self._ok(op="check")
         await self._ok(op="restore", path="nothing.snap")
-        demand(not checked["problems"], f"a check found {checked['problems'][:5]}")
+        problems = [text for text in checked["problems"] if not text.endswith(LEFT_TO_PEOPLE)]
+        demand(not problems, f"a check found {problems[:5]}")
 
     def leave(self) -> None:
         self._pipe.lose()

@@ -11,9 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from statesvc.answers import Answer, Session
+from statesvc.backends.port import Row, Unit, Write
 from statesvc.connection import Connection
 from statesvc.dispatch import Dispatcher
 from statesvc_client import wire
@@ -21,7 +24,7 @@ from tests.faults.fuzz import inside
 from tests.faults.fuzz.grammar import Grammar
 from tests.faults.fuzz.guided_process import cut_by_itself
 from tests.faults.fuzz.inputs import Inputs, corpus
-from tests.faults.fuzz.inside import Findings, Report, Run, judged
+from tests.faults.fuzz.inside import Findings, GoodClient, Report, Run, judged
 from tests.faults.fuzz.judging import Broken, Exchange
 from tests.faults.fuzz.target import Input, Target, serving
 
@@ -210,6 +213,42 @@ async def test_an_exception_that_reaches_the_loop_is_seen(target: Target, plant:
     await asyncio.sleep(0)
     with pytest.raises(Broken, match="ZeroDivisionError"):
         target.check_calm()
+
+
+@pytest.fixture
+async def good(target: Target) -> AsyncIterator[GoodClient]:
+    good = GoodClient(target)
+    await good.introduce()
+    yield good
+    good.leave()
+
+
+async def test_a_record_that_is_stored_wrong_is_seen(target: Target, good: GoodClient):
+    await target.feed(Input([CREATE]))
+
+    def misindexed(rows: list[Row | None]) -> Unit:
+        row = rows[0]
+        assert row is not None
+        return (Write(replace(row, keys=replace(row.keys, node="n1")), row.stamp, None),)
+
+    await target.store.attempt([("job", "a")], misindexed)
+    with pytest.raises(Broken, match=r"a check found .*job a is indexed otherwise"):
+        await good.empty()
+
+
+async def test_what_clients_may_leave_behind_is_no_finding(target: Target, good: GoodClient):
+    lines = (
+        {"op": "create", "kind": "network", "record": {"id": "n", "cidr": "10.0.0.0/29"}},
+        {"op": "create", "kind": "ip", "from": "n"},
+        {"op": "delete", "kind": "network", "id": "n"},
+        {"op": "create", "kind": "network", "record": {"id": "m", "cidr": "10.0.0.0/29"}},
+        {"op": "create", "kind": "ip", "record": {"id": "outside", "network": "m", "address": "10.9.9.9"}},
+        {"op": "create", "kind": "mount", "record": {"id": "mount", "volume": "none"}},
+    )
+    await target.feed(Input([b"\n".join(map(msgspec.json.encode, lines))]))
+    checked = await good._ok(op="check")
+    assert len(checked["problems"]) == 3
+    await good.empty()
 
 
 async def test_what_is_never_freed_is_seen(tmp_path: Path, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch):
