@@ -17,7 +17,9 @@ _MOST = 2**63 - 1
 """Sort keys fit 64 bits in every engine; times beyond the years 1677 and 2262 sort at the ends."""
 
 _RFC3339 = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})\d*)?(?:([Zz])|([+-])(\d\d):(\d\d))",
+    # Digits beyond nanoseconds are kept and mean nothing; some write all that a float has. No limit of a record counts
+    # the times that are kept as given, so they have one of their own.
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})\d{0,32})?(?:([Zz])|([+-])(\d\d):(\d\d))",
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

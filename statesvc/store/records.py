@@ -35,6 +35,10 @@ itself adds to one: a lease, times, why it ended."""
 _ADDED_LATER = MANAGED - {"uid", "revision", "createdAt", "updatedAt"}
 """What the daemon puts into a record in the course of its life."""
 
+_MOVING = MANAGED | {"status"}
+"""What changes with every step of a record's life, whatever its size. Each is bound by itself: times by how they are
+written, a status by being one of its lifecycle's."""
+
 PRIORITIES = {"low": 1, "normal": 5, "high": 10, "critical": 15}
 USUAL_PRIORITY = 1_000_000
 """Whole numbers up to here need no closer look."""
@@ -65,17 +69,20 @@ def may_be_deep(given: Fields, limits: Limits) -> bool:
     return text.count(b"[") + text.count(b"{") > limits.depth - SPARE_DEPTH
 
 
-def check_growth(fields: Fields, body: bytes, before: bytes, limits: Limits, *, may_be_deeper: bool) -> None:
+def check_growth(
+    kind: Kind, fields: Fields, body: bytes, before: bytes, limits: Limits, *, may_be_deeper: bool
+) -> None:
     """Refuse a record that a client has made larger than it may be, or than any op could carry: who reads it could not
     send it back, and no import would take it. What the daemon has added since it was made does not count. Nor does what
-    was there before, when the limits were others: a write that leaves no more of it than it found is let through."""
+    was there before, when the limits were others: a write that leaves no more of it than it found is let through, and
+    what only moves it on."""
     most = Extent(limits.record_bytes, limits.frame_values - SPARE_VALUES, limits.depth - SPARE_DEPTH)
     may_be_too_deep = may_be_deeper and body.count(b"[") + body.count(b"{") > most.depth
     if len(body) <= most.size and values_at_most(body) <= most.values and not may_be_too_deep:
         return
     if _is_within(extent_of(body), most):
         return
-    now, was = _extent_at_birth(fields), _extent_at_birth(decode(before)) if before else Extent(0, 0, 0)
+    now, was = _extent_at_birth(fields), _extent_moved_on(kind, decode(before), fields) if before else Extent(0, 0, 0)
     if now.size > max(most.size, was.size):
         raise BadRequest(f"the record would take {now.size} bytes; the limit is {most.size}")
     if now.values > max(most.values, was.values):
@@ -91,6 +98,12 @@ def _is_within(extent: Extent, most: Extent) -> bool:
 def _extent_at_birth(fields: Fields) -> Extent:
     """What it would have if it were made as it is now."""
     return extent_of(_encode({name: value for name, value in fields.items() if name not in _ADDED_LATER}))
+
+
+def _extent_moved_on(kind: Kind, before: Fields, now: Fields) -> Extent:
+    """What it would have if nothing had changed in it but how far it is."""
+    moving = MANAGED if kind.lifecycle is None else _MOVING
+    return _extent_at_birth(before | {name: now[name] for name in moving & now.keys()})
 
 
 def without_secrets(body: bytes) -> bytes:

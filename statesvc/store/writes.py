@@ -480,7 +480,7 @@ def written(
     kind, before, revision = subject.kind, subject.row, record["revision"]
     body = encode(record)
     if not is_small(body, moment.limits):
-        _check_size(request, record, body, before, moment.limits, given=given, leased=token is not None)
+        _check_size(request, kind, record, body, before, moment.limits, given=given, leased=token is not None)
     row = Row(
         kind.name,
         subject.id,
@@ -502,6 +502,7 @@ def written(
 
 def _check_size(
     request: WriteRequest | None,
+    kind: Kind,
     record: Fields,
     body: bytes,
     before: Row | None,
@@ -516,7 +517,7 @@ def _check_size(
     was = b"" if before is None else before.body
     if given or by_paths:
         # What is given is nowhere deeper than in itself; a path leads on from wherever others have led.
-        check_growth(record, body, was, limits, may_be_deeper=by_paths or may_be_deep(given, limits))
+        check_growth(kind, record, body, was, limits, may_be_deeper=by_paths or may_be_deep(given, limits))
     most = limits.frame_bytes - ENVELOPE_BYTES + OWN_BYTES
     if (given or by_paths or leased) and len(body) > max(most, len(was)):
         raise BadRequest(f"with its lease the record would take {len(body)} bytes; a reply has room for {most}")

@@ -483,6 +483,44 @@ async def test_a_record_from_before_a_limit_was_lowered_is_used_as_any_other_and
     assert (await client.write("cancel", jobId="a"))["job"]["status"] == "CANCELED"
 
 
+@pytest.mark.parametrize("field", ["createdAt", "startedAt", "completedAt", "scheduledAt"])
+async def test_no_time_is_longer_than_times_are(start, engine, field: str):
+    daemon = await start(engine)
+    client = await daemon.client()
+    record = {"uuid": "a", "status": "COMPLETED", field: "2026-01-01T00:00:00." + "0" * 100_000 + "Z"}
+    created = await client.write("create", job=record)
+    assert (created["code"], created["outcome"]) == ("bad_request", "not_applied")
+    assert field in created["error"]
+    assert len(created["error"]) < 300
+    synced = await client.ask("sync", jobs=[record])
+    assert "bad_request" in {synced.get("code"), *(each["code"] for each in synced.get("rejected", ()))}
+    assert (await client.ask("get", jobId="a"))["code"] == "not_found"
+
+
+@pytest.mark.parametrize("lowered", LOWERED)
+async def test_a_record_from_before_a_limit_was_lowered_can_be_moved_on_to_its_end(start, engine, lowered: str):
+    daemon = await start(engine)
+    client = await daemon.client()
+    deep = json.loads("[" * 100 + "]" * 100)
+    await client.write("create", job={"uuid": "a", "status": "QUEUED", "x": [0] * 10_000, "deep": deep, "pid": 0})
+    daemon.store.limits = replace(daemon.store.limits, **LOWERED[lowered])
+    for pid in range(9):  # the tenth revision takes a digit more
+        assert (await client.write("update", jobId="a", job={"pid": pid}))["success"], pid
+    for status in ("SCHEDULED", "INITIALIZING", "RUNNING"):
+        assert (await client.write("update", jobId="a", job={"status": status}))["success"], status
+    reply = await client.write("update", jobId="a", job={"status": "COMPLETED", "y": [[deep]]})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+    assert (await client.write("update", jobId="a", job={"status": "COMPLETED"}))["job"]["completedAt"]
+
+
+async def test_a_status_of_no_lifecycle_is_bound_like_any_other_field(start, engine):
+    daemon = await start(engine, limits=Limits(record_bytes=4096))
+    client = await daemon.client()
+    await client.write("create", kind="note", record={"id": "n", "status": "new"})
+    reply = await client.write("update", kind="note", id="n", record={"status": "x" * 5000})
+    assert (reply["code"], reply["outcome"]) == ("bad_request", "not_applied")
+
+
 async def test_a_record_does_not_outgrow_a_reply_by_the_names_in_its_lease(start, engine):
     daemon = await start(engine, limits=Limits(frame_bytes=65_536, record_bytes=57_344, id_chars=1024))
     client = await daemon.client()
