@@ -13,10 +13,10 @@ import pytest
 
 from statesvc.backends.port import DataCorrupt, Event, LogKept, Write
 from statesvc.backends.sqlite import SqliteEngine, boots, compaction
-from statesvc.backends.sqlite.files import open_writer
+from statesvc.backends.sqlite.files import DatabaseFile, open_writer
 from statesvc.backends.sqlite.log import FORMAT
 from statesvc.backends.sqlite.watermark import Mark
-from statesvc_client.errors import Gone, Internal, Unavailable
+from statesvc_client.errors import Gone, Internal, NoSpace, Unavailable
 from tests.engines.rows import after, hidden, removed
 from tests.sqlite.filling import EVERYTHING_OLD, compact, content, crashed, create, flip, look, opened
 
@@ -460,3 +460,25 @@ async def test_writes_that_are_not_told_still_count_as_writes(tmp_path):
         await compact(engine, LogKept(since=0, most_bytes=1000))
         assert engine.measures()["logEntries"] < 30
         assert await engine.check() == []
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_SHMSIZE])
+async def test_a_state_that_has_no_room_to_shrink_is_served_as_before(tmp_path, monkeypatch, code: int):
+    real = compaction.shrink
+
+    def without_room(file: DatabaseFile, path: Path) -> bool:
+        if path.name == "state.db":
+            raise apsw.exception_for(code)
+        return real(file, path)
+
+    async with opened(tmp_path / "store") as engine:
+        await batches(engine, [10, 20, 30])
+        with monkeypatch.context() as full:
+            full.setattr(compaction, "shrink", without_room)
+            with pytest.raises(NoSpace, match="the disk is full: the log cannot be cut"):
+                await compact(engine)
+        await create(engine, ["later"])
+        await compact(engine)

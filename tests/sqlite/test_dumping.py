@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import apsw
 import pytest
 
 from statesvc.backends.port import DataCorrupt, Row
 from statesvc.backends.sqlite import SqliteEngine, dumping
+from statesvc.backends.sqlite.paths import Paths
 from statesvc_client.errors import Internal, StateError
 from tests.engines.rows import after, buried, hidden, removed
 from tests.sqlite.filling import change, content, create, opened
@@ -154,6 +157,81 @@ async def test_closing_the_store_does_not_wait_for_a_dump_that_is_being_opened(t
             async for _ in (await dump).rows:
                 pass
     assert not (tmp_path / "store" / "state.db-wal").exists()
+
+
+class LongLook:
+    """A look at the trees of a large store: seconds, if nobody ends it."""
+
+    ROWS = 20_000_000
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.came_to_its_end = False
+
+    def __call__(self, db: apsw.Connection) -> None:
+        self.begun.set()
+        count = "WITH RECURSIVE n(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM n WHERE x < ?) SELECT max(x) FROM n"
+        next(db.execute(count, (self.ROWS,)))
+        self.came_to_its_end = True
+
+
+@pytest.fixture
+def look(monkeypatch) -> LongLook:
+    look = LongLook()
+    monkeypatch.setattr(dumping, "_refuse_misplaced", look)
+    return look
+
+
+async def test_closing_the_store_ends_a_look_at_its_trees(tmp_path, look: LongLook):
+    async with opened(tmp_path / "store") as engine:
+        await create(engine, ["a"])
+        dump = asyncio.ensure_future(engine.dump())
+        await asyncio.to_thread(look.begun.wait, 30)
+        await engine.close()
+        with pytest.raises(StateError):
+            await dump
+    assert not look.came_to_its_end
+
+
+async def test_a_store_that_closes_before_the_look_at_its_trees_does_not_wait_for_it(
+    tmp_path, look: LongLook, monkeypatch
+):
+    """Nothing is under way then that could be interrupted."""
+    newest = dumping._newest_visible
+
+    def newest_while_it_closes(log: Path, upto: int) -> int:
+        (view,) = engine._files.state.long_readers
+        threading.Thread(target=view.close, daemon=True).start()
+        assert view._closing.wait(30)
+        return newest(log, upto)
+
+    monkeypatch.setattr(dumping, "_newest_visible", newest_while_it_closes)
+    async with opened(tmp_path / "store") as engine:
+        await create(engine, ["a"])
+        with pytest.raises(StateError):
+            await engine.dump()
+    assert not look.came_to_its_end
+
+
+async def test_a_dump_that_is_closed_before_it_begins_ends_with_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(dumping.OpenDump, "_begin", closed_first(dumping.OpenDump._begin))
+    async with opened(tmp_path / "store") as engine:
+        await create(engine, ["a"])
+        with pytest.raises(StateError):
+            await engine.dump()
+
+
+def closed_first(begin: Callable[..., None]) -> Callable[..., None]:
+    def begin_closed(view: dumping.OpenDump, paths: Paths) -> None:
+        # As though closing had had the turn just before.
+        view._turn.release()
+        try:
+            view.close()
+        finally:
+            view._turn.acquire()
+        begin(view, paths)
+
+    return begin_closed
 
 
 async def test_closing_the_store_ends_a_dump_with_an_error(tmp_path):

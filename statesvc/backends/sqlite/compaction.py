@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 import apsw
 
+from statesvc_client.errors import NoSpace
+
 from ... import failpoints
 from ..port import LogKept
-from .files import DatabaseFile, damage_told, transaction
+from .files import DatabaseFile, damage_told, is_full_disk, transaction
 from .log import End, LogFile
 from .paths import Paths
 from .state import StateFile
@@ -45,6 +47,8 @@ take it again would write twice."""
 
 LONG_WAL_BYTES = 32 * 1024 * 1024
 """A WAL file that was once this long and is not needed any more is cut short."""
+
+NO_ROOM = "the disk is full: the log cannot be cut"
 
 
 class Step(NamedTuple):
@@ -97,8 +101,14 @@ class Compaction:
             return await self._run_in_log(work)
 
     async def _in_state(self, work: Callable[[], Any]) -> Any:
-        with damage_told(self._paths.state):
-            return await self._run_in_state(work)
+        try:
+            with damage_told(self._paths.state):
+                return await self._run_in_state(work)
+        except apsw.Error as problem:
+            if not is_full_disk(problem):
+                raise
+            # Also where only the index of its WAL cannot grow: whatever became of it, the log has it too.
+            raise NoSpace(NO_ROOM) from None
 
     async def _cut(self, keep: LogKept, upto: int, catch_up: Callable[[], Awaitable[None]]) -> bool:
         step = await self._in_log(lambda: cut(self._log, keep, upto, self._state.secured))

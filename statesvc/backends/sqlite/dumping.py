@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -27,6 +26,9 @@ PAGE_ROWS = 500
 PAGE_BYTES = 4 * 1024 * 1024
 """Rows handed over at once, whichever comes first, but at least one."""
 
+LOOK_STEPS = 1000
+"""Steps of SQLite's between two looks at whether the view is to be let go of: some tens of microseconds."""
+
 
 class OpenDump:
     """A view of the state, held until it is closed."""
@@ -36,17 +38,23 @@ class OpenDump:
         self._readers = state.long_readers
         # Only one thread at a time is in here, and closing waits for it.
         self._turn = threading.Lock()
+        self._closing = threading.Event()
         self._db: apsw.Connection | None = open_reader(paths.state)
+        # Looked at in the midst of every statement: an interrupt is lost on a thread that is just between two.
+        self._db.set_progress_handler(self._closing.is_set, LOOK_STEPS)
         self._rows: apsw.Cursor | None = None
         self._readers.add(self)  # before it reads: nobody may wait for it to end by itself
         try:
             with self._turn:
-                self._begin(self._db, paths)
+                self._begin(paths)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, db: apsw.Connection, paths: Paths) -> None:
+    def _begin(self, paths: Paths) -> None:
+        db = self._db
+        if db is None:
+            raise _closed()
         db.execute("BEGIN")
         applied = int(db.execute("SELECT value FROM fact WHERE name = 'applied'").get or 0)
         self.position = _newest_visible(paths.log, applied)
@@ -70,7 +78,7 @@ class OpenDump:
         size = 0
         with self._turn:
             if self._rows is None:
-                raise apsw.InterruptError("the store was closed while it was being read")
+                raise _closed()
             for data, checksum in self._rows:
                 page.append(decoded_row(self._path, data, checksum))
                 size += len(data)
@@ -80,9 +88,7 @@ class OpenDump:
 
     def close(self) -> None:
         """Let go of the view, also while it is read; twice does no harm."""
-        if (reading := self._db) is not None:
-            with suppress(apsw.ConnectionClosedError):
-                reading.interrupt()
+        self._closing.set()
         with self._turn:
             db, self._db, rows, self._rows = self._db, None, self._rows, None
             if rows is not None:
@@ -90,6 +96,10 @@ class OpenDump:
             if db is not None:
                 db.close()
         self._readers.discard(self)
+
+
+def _closed() -> apsw.InterruptError:
+    return apsw.InterruptError("the store was closed while it was being read")
 
 
 def _refuse_misplaced(db: apsw.Connection) -> None:

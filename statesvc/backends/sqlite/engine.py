@@ -45,7 +45,7 @@ from ..port import (
 from .applying import DISK_FULL, Applying
 from .cache import UNKNOWN, RowCache, present
 from .checking import Fault, damaged_page, faults, problems
-from .compaction import Compaction
+from .compaction import NO_ROOM, Compaction
 from .dumping import OpenDump
 from .files import damage_told, in_words, is_damage, is_failing_disk, is_full_disk, unreadable
 from .folder import make_safe_folder, prepared, refuse_strangers
@@ -435,7 +435,7 @@ class SqliteEngine(Engine):
             try:
                 return await self._compaction.step(keep, self._everything_applied)
             except apsw.FullError:
-                raise NoSpace("the disk is full: the log cannot be cut") from None
+                raise NoSpace(NO_ROOM) from None
             except apsw.BusyError:
                 return True
             except OSError as problem:
