@@ -367,6 +367,22 @@ DISK = (
         ),
     ),
     Mutant(
+        "dump_holds_up_the_end",
+        "a store cannot be closed while a snapshot of it looks at its trees",
+        "statesvc/backends/sqlite/dumping.py",
+        "        self._db.set_progress_handler(self._closing.is_set, LOOK_STEPS)\n",
+        "",
+        ("test_a_store_that_closes_before_the_look_at_its_trees_does_not_wait_for_it",),
+    ),
+    Mutant(
+        "times_without_bound",
+        "a time with millions of digits is kept, whatever a record may take",
+        "statesvc/store/clock.py",
+        "\\d{0,32})?",
+        "\\d*)?",
+        ("test_no_time_is_longer_than_times_are",),
+    ),
+    Mutant(
         "snapshot_of_misplaced_pages",
         "a snapshot lacks what stands on a page in whose place another lies",
         "statesvc/backends/sqlite/dumping.py",
