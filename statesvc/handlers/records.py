@@ -104,7 +104,8 @@ class RecordHandlers:
         return replied(reply, request, decided.after)
 
     async def _emit(self, request: wire.Emit, session: Session) -> Answer:
-        """The reply names the place in the log behind the event, which is known once it is committed."""
+        """The reply names the place in the log behind the event, which is known once it is committed. Of one that was
+        added long before it is not looked for, and no other is told: who watched from there would miss events."""
         replayed = session.admit(request)
         store, caller = self._store, session.caller
         before = Bookmark(store.engine.epoch, await store.engine.position())
@@ -113,15 +114,14 @@ class RecordHandlers:
         else:
             decided = await store.write(request, caller, replayed=replayed)
         answer = self.written(request, session, decided)
-        if answer.silent or decided.refused is not None or decided.row is None:
+        if answer.silent or decided.refused is not None or decided.row is None or decided.duplicate_of is not None:
             return answer
         if decided.after is not None:
             await decided.after.wait()
             if decided.after.failure is not None:
                 return answer  # it depends on that commit, and comes out as what became of it
-        revision = decided.row.revision if decided.duplicate_of is None else decided.duplicate_of
         cursor = await place_of(store, before, decided.row)
-        reply = succeeded(request, cursor=cursor, revision=revision, duplicate=decided.duplicate_of is not None)
+        reply = succeeded(request, cursor=cursor, revision=decided.row.revision)
         return replied(reply, request, decided.after)
 
     def _get_now(self, request: wire.Get, _: Session) -> Answer:

@@ -216,6 +216,7 @@ async def test_an_event_of_a_client_is_a_revision(daemon: Daemon):
     assert reply["cursor"]
     again = await client.ask("emit", jobId="j", event={"type": "trace"}, seq=client.seq, again=True)
     assert (again["duplicate"], again["revision"]) == (True, 2)
+    assert "cursor" not in again, "behind it, or behind something later?"
     assert (await client.refused("emit", jobId="j", event={"type": "created"}))[0] == "bad_request"
     assert (await client.refused("emit", jobId="nobody", event={"type": "x"}))[0] == "not_found"
 
