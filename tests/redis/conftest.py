@@ -17,6 +17,10 @@ from tests.redis.servers import Server, shared_server
 
 LinkTo = Callable[..., Link]
 
+FAILING_SECONDS = 3.0
+"""What a call may take that fails, where the test is about the reason. Every attempt has half of it, and a machine that
+stands still for that long would make another reason of it: no answer in time."""
+
 
 async def once_it_works(call: Callable[[], Awaitable[list[Any]]]) -> list[Any]:
     """What a call gives, once the server can be used again."""

@@ -11,7 +11,7 @@ import redis
 
 from statesvc.backends.redis.link import LOST, Refused, as_error
 from statesvc_client.errors import StateError, Unavailable
-from tests.redis.conftest import LinkTo, once_it_works
+from tests.redis.conftest import FAILING_SECONDS, LinkTo, once_it_works
 from tests.redis.proxies import Proxy, Said, Scripted
 from tests.redis.servers import Server, eventually
 
@@ -99,7 +99,7 @@ async def test_a_server_that_restarts_while_nobody_asks_costs_no_answer(link_to:
 async def test_a_server_that_is_away_at_the_start_is_named_and_used_when_it_comes(link_to: LinkTo):
     with Server() as server:
         server.kill()
-        link = link_to(server.settings(), seconds=0.5)
+        link = link_to(server.settings(), seconds=FAILING_SECONDS)
         with pytest.raises(Unavailable, match=rf"redis at {server.address}: .*Connect") as caught:
             await link.open()
         assert caught.value.outcome == "not_applied"
@@ -266,7 +266,7 @@ async def test_a_replica_is_not_taken_for_a_master(link_to: LinkTo):
     with Server() as server, Server() as other:
         server.say("REPLICAOF", "127.0.0.1", other.port)
         with pytest.raises(Unavailable, match=rf"redis at {server.address}: it is a replica"):
-            await link_to(server.settings(), seconds=0.5).open()
+            await link_to(server.settings(), seconds=FAILING_SECONDS).open()
 
 
 @pytest.mark.parametrize("command", [("SET", "k", "v"), ("EVAL", "return redis.call('SET', KEYS[1], 'v')", 1, "k")])
@@ -401,7 +401,7 @@ async def test_a_server_of_another_protocol_is_named(link_to: LinkTo):
 
     async with Scripted(answer) as scripted:
         with pytest.raises(Unavailable, match="not Redis's protocol"):
-            await link_to({"storage.redis.endpoint": scripted.address}, seconds=0.5).open()
+            await link_to({"storage.redis.endpoint": scripted.address}, seconds=FAILING_SECONDS).open()
 
 
 async def test_a_server_without_room_for_another_client_is_waited_for(link_to: LinkTo):

@@ -11,7 +11,7 @@ import pytest
 from statesvc.backends.redis.access import Address
 from statesvc.backends.redis.link import LOST
 from statesvc_client.errors import Unavailable
-from tests.redis.conftest import LinkTo, once_it_works
+from tests.redis.conftest import FAILING_SECONDS, LinkTo, once_it_works
 from tests.redis.servers import SentinelPair
 
 
@@ -95,7 +95,7 @@ async def test_a_switch_that_no_connection_tells_of_is_noticed(pair: SentinelPai
 
 
 async def test_a_name_that_no_sentinel_knows_is_named(whole: SentinelPair, link_to: LinkTo):
-    link = link_to(whole.settings(sentinel_master="other"), seconds=0.5)
+    link = link_to(whole.settings(sentinel_master="other"), seconds=FAILING_SECONDS)
     with pytest.raises(Unavailable, match=r"no sentinel tells where 'other' is: .*storage\.redis\.sentinel_master"):
         await link.open()
 
@@ -103,7 +103,7 @@ async def test_a_name_that_no_sentinel_knows_is_named(whole: SentinelPair, link_
 async def test_when_no_sentinel_answers_all_are_named_until_one_is_back(whole: SentinelPair, link_to: LinkTo):
     for sentinel in whole.sentinels:
         sentinel.kill()
-    link = link_to(whole.settings(), seconds=1)
+    link = link_to(whole.settings(), seconds=FAILING_SECONDS)
     try:
         with pytest.raises(Unavailable) as caught:
             await link.open()

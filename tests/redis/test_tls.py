@@ -12,7 +12,7 @@ import pytest
 
 from statesvc_client.errors import Unavailable
 from tests.redis.certificates import Authority
-from tests.redis.conftest import LinkTo, once_it_works
+from tests.redis.conftest import FAILING_SECONDS, LinkTo, once_it_works
 from tests.redis.proxies import Proxy, Said, Scripted, bulk
 from tests.redis.servers import Server, dotted
 
@@ -68,7 +68,7 @@ async def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
     ours = authority.sign("client")
     async with Proxy(server.port, tls=tls) as proxy:
         with pytest.raises(Unavailable, match=r"TLS failed \(.*CERTIFICATE_REQUIRED\)|closed|reset"):
-            await link_to(_settings(proxy.address, authority), seconds=0.5).open()
+            await link_to(_settings(proxy.address, authority), seconds=FAILING_SECONDS).open()
         files = {"tls_cert_file": ours.cert, "tls_key_file": ours.key}
         ours.key.chmod(0o644)
         with pytest.raises(Unavailable, match=r"tls_key_file: .* holds a secret and has mode 0644"):
@@ -80,7 +80,7 @@ async def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
 
 async def test_a_server_without_tls_is_named(server: Server, link_to: LinkTo, authority: Authority):
     with pytest.raises(Unavailable, match=rf"redis at {server.address}: (TLS failed|cannot connect with TLS)"):
-        await link_to(_settings(server.address, authority), seconds=0.5).open()
+        await link_to(_settings(server.address, authority), seconds=FAILING_SECONDS).open()
 
 
 async def test_files_that_are_missing_or_hold_something_else_are_named(
