@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import redis
 
+from statesvc.backends.redis import link as link_module
 from statesvc.backends.redis.link import LOST, Refused, as_error
 from statesvc_client.errors import StateError, Unavailable
 from tests.redis.conftest import FAILING_SECONDS, LinkTo, once_it_works
@@ -334,6 +335,41 @@ async def test_what_was_refused_for_now_is_sent_again_until_it_is_taken(link_to:
         assert len(scripted.said) == 4
         left = 1
         assert await link.ask(("GET", "k")) == [b"OK"]
+
+
+@pytest.fixture
+def all_time_is_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "KEPT_FOR_THE_ANSWER", 1.0)
+
+
+@pytest.mark.usefixtures("all_time_is_for_the_answer")
+@pytest.mark.parametrize("code", ["BUSY x", "READONLY x"])
+async def test_a_refused_write_is_not_sent_again_when_its_answer_might_come_too_late(link_to: LinkTo, code: str):
+    """It would be unknown then, and is surely not applied now."""
+
+    def answer(command: Said) -> bytes | None:
+        return f"-{code}\r\n".encode() if command[0] == b"SET" else None
+
+    async with Scripted(answer) as scripted:
+        link = link_to({"storage.redis.endpoint": scripted.address})
+        await once_it_works(lambda: link.change(("PING",)))
+        with pytest.raises(Unavailable) as caught:
+            await link.change(("SET", "k", "v"))
+        assert caught.value.outcome == "not_applied"
+        assert scripted.said == [(b"SET", b"k", b"v")]
+
+
+@pytest.mark.usefixtures("all_time_is_for_the_answer")
+async def test_a_write_that_waited_for_a_connection_too_long_is_not_sent(link_to: LinkTo):
+    def answer(command: Said) -> bytes | None:
+        return b"+OK\r\n" if command[0] == b"SET" else None
+
+    async with Scripted(answer) as scripted:
+        link = link_to({"storage.redis.endpoint": scripted.address})
+        with pytest.raises(Unavailable) as caught:
+            await link.change(("SET", "k", "v"))
+        assert caught.value.outcome == "not_applied"
+        assert scripted.said == []
 
 
 async def test_reads_that_work_do_not_hasten_writes_that_are_refused(link_to: LinkTo):

@@ -46,6 +46,10 @@ FIRST_WAIT_SECONDS = 0.01
 LONGEST_WAIT_SECONDS = 0.5
 """Before the same server is asked again for what it could not do at that moment."""
 
+KEPT_FOR_THE_ANSWER = 0.1
+"""The last part of a call's time, in which a write that had to wait is not sent any more: its answer might come too
+late, and what is surely not applied would become unknown."""
+
 BLOCKING_CONNECTIONS = 8
 
 RECHECK_SECONDS = 2.0
@@ -60,10 +64,12 @@ _HARMLESS = frozenset({"WAIT", "WAITAOF", "PING"})
 class _Call:
     """One call's time, and the pauses it has made."""
 
-    def __init__(self, seconds: float, until: float | None = None) -> None:
+    def __init__(self, seconds: float, until: float | None = None, *, writing: bool = False) -> None:
         self.now = asyncio.get_running_loop().time
         self._start = self.now()
         self.until = self._start + seconds if until is None else until
+        self.waits_until = self.until - (KEPT_FOR_THE_ANSWER * (self.until - self._start) if writing else 0.0)
+        """For a connection, or for a better moment."""
         self._pauses = 0
 
     def pause(self) -> float:
@@ -158,7 +164,7 @@ class Link:
         clock, for calls that share their time with others: nothing is sent from then on.
         """
         with self._room_for(commands) as packed:
-            call = _Call(self._access.timeout_seconds, until)
+            call = _Call(self._access.timeout_seconds, until, writing=True)
             while True:
                 lane = await self._lane(self._writes, call)
                 batch = Batch(packed, call.until)
@@ -231,7 +237,7 @@ class Link:
     async def _lane(self, channel: Channel, call: _Call) -> Lane:
         if self._closed:
             raise Unavailable(f"redis at {self.server}: the link is closed")
-        lane = await channel.lane(call.until)
+        lane = await channel.lane(call.waits_until)
         if isinstance(lane, Trouble):
             raise self._error(lane, call)
         return lane
@@ -245,7 +251,7 @@ class Link:
             if refusal.code in ELSEWHERE:
                 self._doubt(lane, trouble, writing=writing)
         pause = call.pause() if _is(refusal, LATER) else 0.0
-        if call.now() + pause >= call.until:
+        if call.now() + pause >= call.waits_until:
             raise self._error(trouble, call)
         await asyncio.sleep(pause)
 
