@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from tests.daemon.harness import ROOT, environment, until
 
 PAGE = ROOT / "docs" / "OPERATING.md"
 TEXT = PAGE.read_text()
+
+COPY = "cp -a data data.backup"
 
 
 def section(title: str) -> str:
@@ -73,28 +77,41 @@ def test_every_refusal_on_the_page_is_one_the_source_makes(words):
 
 
 def test_the_commands_of_the_page_run(folder):
-    """The daemon in the background, the others one after the other, in one folder."""
+    """One after the other in one folder, with the daemon in the background; the copy is made while it is stopped."""
     blocks = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     serve, *others = commands
     assert serve.startswith("statesvc serve")
+    assert COPY in others
     (folder / "bin").mkdir()
     (folder / "bin" / "statesvc").write_text(f'#!/bin/sh\nexec {sys.executable} -m statesvc "$@"\n')
     (folder / "bin" / "statesvc").chmod(0o755)
     env = environment()
     env["PATH"] = f"{folder / 'bin'}:{env['PATH']}"
-    with (folder / "said").open("wb") as said:
+    before, after = others[: others.index(COPY)], others[others.index(COPY) + 1 :]
+    with _in_the_background(serve, folder, env):
+        _run_each(before, folder, env)
+    _run_each([COPY], folder, env)
+    with _in_the_background(serve, folder, env):
+        _run_each(after, folder, env)
+    _run_each(["statesvc check --offline --data data.backup"], folder, env)
+
+
+@contextmanager
+def _in_the_background(serve: str, folder: Path, env: dict[str, str]) -> Iterator[None]:
+    with (folder / "said").open("ab") as said:
         daemon = subprocess.Popen(["sh", "-c", f"exec {serve}"], cwd=folder, env=env, stderr=said)
     try:
         until((folder / "run" / "state.sock").exists, "the socket")
-        for command in others:
-            done = subprocess.run(
-                ["sh", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, (command, done.stdout, done.stderr)
+        yield
         daemon.terminate()
         assert daemon.wait(30) == 0
     finally:
         daemon.kill()
         daemon.wait()
-    assert (folder / "data.backup" / "log.db").exists()
+
+
+def _run_each(commands: Sequence[str], folder: Path, env: dict[str, str]) -> None:
+    for command in commands:
+        done = subprocess.run(["sh", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
