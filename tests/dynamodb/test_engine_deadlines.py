@@ -101,7 +101,7 @@ async def test_a_commit_for_those_who_have_waited_before_is_not_sent_when_no_tim
 
 
 async def test_a_unit_that_waits_for_room_in_the_log_is_refused_in_time(place: Place):
-    async with place.opened(timeout_seconds=0.5) as engine:
+    async with place.opened(timeout_seconds=2.0) as engine:
         lane = engine._life.holding.lane
         taken = [await lane.take(1) for _ in range(lanes.WINDOW)]
         assert told(await asyncio.wait_for(engine.commit([born("a")]), LONG)) == ["not_applied"]

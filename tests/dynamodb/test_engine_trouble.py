@@ -145,7 +145,7 @@ async def test_what_cannot_be_found_out_is_called_unknown_and_found_out_later(
 async def test_an_endpoint_that_is_away_is_unavailable_and_nothing_was_applied(
     place: Place, troubled: TroubledEndpoint
 ):
-    async with place.opened(endpoint=troubled.url, timeout_seconds=0.5) as engine:
+    async with place.opened(endpoint=troubled.url, timeout_seconds=1.0) as engine:
         (a,) = await fill(engine, [row("a")])
         troubled.go_away()
         assert told(await engine.commit([(after(a),)])) == ["not_applied"]

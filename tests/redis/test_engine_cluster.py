@@ -23,7 +23,7 @@ def cluster() -> Iterator[Cluster]:
 
 async def test_a_slot_that_moves_key_by_key_never_leaves_half_a_unit(cluster: Cluster, namespace: str):
     """Units of several records, written on while the keys leave one by one. What is refused meanwhile is not there."""
-    async with opened(cluster, namespace, timeout_seconds=0.3) as engine:
+    async with opened(cluster, namespace, timeout_seconds=1.0) as engine:
         await fill(engine, [row(f"job-{number}", labels=(("n", str(number)),)) for number in range(20)])
         source = cluster.master_of(namespace)
         target = cluster.other_than(source)
@@ -79,7 +79,7 @@ async def test_calls_wait_until_a_slot_has_moved(cluster: Cluster, namespace: st
 
 
 async def test_a_log_is_cut_while_its_slot_moves_wholly_or_not_at_all(cluster: Cluster, namespace: str):
-    async with opened(cluster, namespace, timeout_seconds=0.3) as engine:
+    async with opened(cluster, namespace, timeout_seconds=1.0) as engine:
         last = (await fill(engine, [row("a")]))[0]
         for _ in range(5):
             step = after(last)
