@@ -226,6 +226,18 @@ class Images:
             else:
                 self._observe_held(image, known)
 
+    def guessed_no_more(self, answered: Image) -> None:
+        """An answer has seen every own write: what was guessed of its record is known now."""
+        id, known = answered.id, self._cache.views.get(answered.id)
+        if (
+            known is not None
+            and known.get("uid") in (None, answered.uid)
+            and known.get("revision", 0) <= answered.revision
+            and id not in self._cache.own
+            and id not in self._cache.wanted
+        ):
+            self.guessed.pop(id, None)
+
     def _keep_for_later(self, image: Image) -> None:
         kept = self.waiting.get(image.id)
         if kept is None or kept.uid != image.uid or kept.revision <= image.revision:

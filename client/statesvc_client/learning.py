@@ -173,12 +173,14 @@ class Learner:
     async def learn_from(self, message: dict[str, Any], asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         """The answer, once the cache has taken in what it says."""
         if is_numbered(message["op"]) and message["op"] != "delete":
-            epochs = self._desk.tally.epochs
+            epochs, decided = self._desk.tally.epochs, self._desk.all_decided()
             reply = await asked
             self._desk.tally.duplicates += bool(reply.get("duplicate"))
             # In another epoch it may tell of what was lost since, or be the first word of what was written there.
-            learn = self._learn_written if epochs == self._desk.tally.epochs else self._doubt_written
-            self._desk.with_lock(lambda: learn(message["op"], message, reply))
+            if epochs == self._desk.tally.epochs:
+                self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply, decided))
+            else:
+                self._desk.with_lock(lambda: self._doubt_written(message["op"], message, reply))
             self.fetch_wanted()
             return reply
         cache = self._desk.caches[message.get("kind", "job")]
@@ -211,13 +213,21 @@ class Learner:
         elif op == "delete":
             cache.learn_absent(_target(message), read)
 
-    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any]) -> None:
-        """What an answer to a write says. Called with the desk's lock held."""
+    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any], decided: int | None) -> None:
+        """What an answer to a write says. Called with the desk's lock held.
+
+        `decided` is how many own writes were, and that all were, when it was asked. If none was since, the answer has
+        seen them all.
+        """
+        holds_own = decided == self._desk.tally.decided
         for write, part, result in _each_write(op, message, reply):
             cache = self._desk.caches[part.get("kind", "job")]
             records = _records(result)
             for record in records:
-                cache.images.observe(_image_of(record, cache.id_field))
+                image = _image_of(record, cache.id_field)
+                if holds_own:
+                    cache.images.guessed_no_more(image)
+                cache.images.observe(image)
             written = _written(part, cache.id_field)
             if write in ("create", "update", "sync"):
                 # Answers to writes leave secrets out, or the records altogether: what was written is asked for.

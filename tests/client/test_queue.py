@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from statesvc_client import LeaseLost, StateStore, blocking, claiming, get_current_job, job_context
+from statesvc_client.learning import Learner
 from tests.client.conftest import RealDaemon, until_soon
 from tests.client.scripted import ScriptedDaemon
 from tests.client.test_following import shows
@@ -480,6 +481,19 @@ async def test_code_deep_inside_knows_the_current_job(daemon: RealDaemon):
             assert all(entry["timestamp"] for entry in log)
         assert get_current_job() is None
         assert (await stored(state, "j"))["data"] == {"user_id": 124, "a/b": [1]}
+
+
+async def test_who_claims_the_job_it_made_sees_so_though_the_log_is_late(
+    daemon: RealDaemon, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Learner, "_observe", lambda *_: None)
+    async with connect(daemon) as state:
+        state.create(queued("j", metadata={"user_id": 123}))
+        async with await claimed(state, holder="worker-9") as job:
+            assert (job.context.worker_id, job.context.status) == ("worker-9", "RUNNING")
+            job.context.set_data("n", 1)
+            assert (job.context.worker_id, job.context.status, job.context.get_data("n")) == ("worker-9", "RUNNING", 1)
+            assert job.context.metadata == {"user_id": 123}
 
 
 def test_a_job_can_be_made_the_current_one_without_a_lease(daemon: RealDaemon):
