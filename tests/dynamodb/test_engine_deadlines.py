@@ -130,7 +130,7 @@ async def test_what_has_to_be_known_before_a_commit_takes_of_its_time(
     place: Place, troubled: TroubledEndpoint, hanging: str
 ):
     """The state a write builds on is read; a kind is named before its first record."""
-    async with place.opened() as other, place.opened(endpoint=troubled.url, timeout_seconds=0.5) as engine:
+    async with place.opened() as other, place.opened(endpoint=troubled.url, timeout_seconds=1.5) as engine:
         (a,) = await fill(other, [row("a")])
         troubled.only = frozenset({hanging})
         troubled.next(*HANGS)

@@ -11,6 +11,7 @@ import random
 import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -327,8 +328,9 @@ def test_nobody_who_was_told_of_the_old_epoch_is_told_anything_of_a_store_that_l
             with one.connect() as client:
                 epoch = client.ask("hello", client=f"agent {asked['op']}")["epoch"]
                 server.say("FLUSHALL")
-                client.send(*[asked] * 5)
-                assert client.replies() == []
+                with suppress(ConnectionError):  # it is ended, perhaps before it has sent anything
+                    client.send(*[asked] * 5)
+                    assert client.replies() == []
             assert ask(one, "hello")["epoch"] != epoch
 
 

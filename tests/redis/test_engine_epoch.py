@@ -334,7 +334,7 @@ async def test_a_write_that_too_few_replicas_have_is_unknown_and_may_be_assured_
 async def test_what_cannot_be_assured_because_the_server_is_away_is_unknown(namespace: str):
     """It was read, so nobody may say that it is not there."""
     with Server() as server:
-        async with opened(server, namespace, wait_replicas=1, timeout_seconds=0.2) as engine:
+        async with opened(server, namespace, wait_replicas=1, timeout_seconds=1.0) as engine:
             server.kill()
             with pytest.raises(Unavailable) as unsure:
                 await engine.assure()
