@@ -17,6 +17,9 @@ from tests.redis.servers import Server, shared_server
 
 LinkTo = Callable[..., Link]
 
+CALL_SECONDS = 30.0
+"""What a call may take."""
+
 FAILING_SECONDS = 3.0
 """What a call may take that fails, where the test is about the reason. Every attempt has half of it, and a machine that
 stands still for that long would make another reason of it: no answer in time."""
@@ -49,7 +52,7 @@ async def link_to() -> AsyncIterator[LinkTo]:
     """Makes links from settings by dotted name; `seconds` is what a call may take."""
     links: list[Link] = []
 
-    def make(settings: dict[str, Any], seconds: float = 30.0, namespace: str = "t") -> Link:
+    def make(settings: dict[str, Any], seconds: float = CALL_SECONDS, namespace: str = "t") -> Link:
         values = settings | {"storage.redis.timeout_seconds": seconds}
         link = Link(access_of(assemble(values).storage.redis), namespace)
         links.append(link)

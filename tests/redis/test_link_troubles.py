@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 import redis
 
+from statesvc.backends.redis import calling
 from statesvc.backends.redis import link as link_module
 from statesvc.backends.redis.link import LOST, Refused, as_error
 from statesvc_client.errors import StateError, Unavailable
-from tests.redis.conftest import FAILING_SECONDS, LinkTo, once_it_works
+from tests.redis.conftest import CALL_SECONDS, FAILING_SECONDS, LinkTo, once_it_works
 from tests.redis.proxies import Proxy, Said, Scripted
 from tests.redis.servers import Server, eventually
 
@@ -370,6 +372,26 @@ async def test_a_write_that_waited_for_a_connection_too_long_is_not_sent(link_to
             await link.change(("SET", "k", "v"))
         assert caught.value.outcome == "not_applied"
         assert scripted.said == []
+
+
+@pytest.mark.usefixtures("all_time_is_for_the_answer")
+async def test_a_script_whose_keys_are_on_their_way_is_not_sent_again_when_its_answer_might_come_too_late(
+    link_to: LinkTo,
+):
+    scripts = (b"EVAL", b"EVALSHA")
+
+    def answer(command: Said) -> bytes | None:
+        return b"-ERR Script attempted to access a non local key\r\n" if command[0] in scripts else None
+
+    async with Scripted(answer) as scripted:
+        link = link_to({"storage.redis.endpoint": scripted.address})
+        until = asyncio.get_running_loop().time() + CALL_SECONDS
+        send = partial(link.change, until=until)
+        await once_it_works(lambda: link.change(("PING",)))
+        [fate] = await calling.run(send, link.sends_until(until), "commit", b"{n}", [()])
+        assert isinstance(fate, Refused)
+        assert fate.code == "NOTLOCAL"
+        assert len(scripted.said) == 1
 
 
 async def test_reads_that_work_do_not_hasten_writes_that_are_refused(link_to: LinkTo):

@@ -64,11 +64,11 @@ _HARMLESS = frozenset({"WAIT", "WAITAOF", "PING"})
 class _Call:
     """One call's time, and the pauses it has made."""
 
-    def __init__(self, seconds: float, until: float | None = None, *, writing: bool = False) -> None:
+    def __init__(self, seconds: float, until: float | None = None, *, kept: float = 0.0) -> None:
         self.now = asyncio.get_running_loop().time
         self._start = self.now()
         self.until = self._start + seconds if until is None else until
-        self.waits_until = self.until - (KEPT_FOR_THE_ANSWER * (self.until - self._start) if writing else 0.0)
+        self.waits_until = self.until - kept
         """For a connection, or for a better moment."""
         self._pauses = 0
 
@@ -164,7 +164,7 @@ class Link:
         clock, for calls that share their time with others: nothing is sent from then on.
         """
         with self._room_for(commands) as packed:
-            call = _Call(self._access.timeout_seconds, until, writing=True)
+            call = _Call(self._access.timeout_seconds, until, kept=self._kept)
             while True:
                 lane = await self._lane(self._writes, call)
                 batch = Batch(packed, call.until)
@@ -174,6 +174,14 @@ class Link:
                     self._learn(lane, batch)
                     return batch.fates()
                 await self._before_another_try(lane, call, refusal, batch.trouble, writing=True)
+
+    def sends_until(self, until: float) -> float:
+        """When a write that had to wait is sent at the latest, if it has until then."""
+        return until - self._kept
+
+    @property
+    def _kept(self) -> float:
+        return KEPT_FOR_THE_ANSWER * self._access.timeout_seconds
 
     async def block(self, command: Command, seconds: float) -> Any:
         """The reply to a read that waits in the server for up to `seconds`; None when the time is over.

@@ -18,11 +18,12 @@ from .scripting import Argument
 
 async def change(namespace: Namespace, name: str, *arguments: Argument) -> Any:
     """The reply of a script. Raises when it was refused, and with outcome `unknown` when its answer was lost."""
-    [reply] = await calling.run(namespace.link.change, namespace.until(), name, namespace.key, [arguments])
+    link, until = namespace.link, namespace.until()
+    [reply] = await calling.run(link.change, link.sends_until(until), name, namespace.key, [arguments])
     if reply is LOST:
-        raise Unavailable(f"redis at {namespace.link.server}: the answer was lost", outcome="unknown")
+        raise Unavailable(f"redis at {link.server}: the answer was lost", outcome="unknown")
     if isinstance(reply, Refused):
-        raise as_error(reply, namespace.link.server)
+        raise as_error(reply, link.server)
     return reply
 
 
