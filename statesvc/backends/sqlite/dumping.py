@@ -26,8 +26,9 @@ PAGE_ROWS = 500
 PAGE_BYTES = 4 * 1024 * 1024
 """Rows handed over at once, whichever comes first, but at least one."""
 
-LOOK_STEPS = 1000
-"""Steps of SQLite's between two looks at whether the view is to be let go of: some tens of microseconds."""
+LOOK_STEPS = 20_000
+"""Steps of SQLite's between two looks at whether the view is to be let go of: some milliseconds. More often would make
+it slow, as each look waits for its turn among the interpreter's threads."""
 
 
 class OpenDump:
