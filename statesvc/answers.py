@@ -45,6 +45,9 @@ class Peerage(Protocol):
     def end(self) -> Awaitable[None]:
         """Close it; done when nothing of it is under way any more."""
 
+    def is_hung_up(self) -> bool:
+        """Whether its client has closed it altogether, which may not have been heard of yet."""
+
     def push(self, line: bytes) -> bool:
         """Send a line outside the order of replies, such as progress or an event. False, and not sent, while the client
         takes nothing."""
@@ -61,6 +64,9 @@ class Nobody:
 
     async def end(self) -> None:
         """It has ended."""
+
+    def is_hung_up(self) -> bool:
+        return True
 
     def push(self, _: bytes) -> bool:
         return False

@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         if self._discarding:
             self._close()
         else:
-            if _hung_up(self._transport):
+            if self.is_hung_up():
                 self._session.hang_up()
             self._answer_frames()
         return True
@@ -565,6 +565,15 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def is_hung_up(self) -> bool:
+        """Whether the other side is closed altogether; one that only stopped sending still reads. Nobody tells us of
+        that once we have read to the end."""
+        if self._transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
+
     def end_if_stuck(self, now: float) -> str | None:
         """Close a connection that neither finishes its frame nor takes its replies; returns why."""
         if self._lost:
@@ -576,7 +585,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return "frame_not_finished"
         may_last = self._session.lingers or self._session.asks
-        if may_last and (self._ending or not self._reading) and _hung_up(self._transport):
+        if may_last and (self._ending or not self._reading) and self.is_hung_up():
             self._session.hang_up()
             self._answer_frames()
         return None
@@ -584,13 +593,3 @@ class Connection(asyncio.Protocol):
 
 async def _complete(place: Coming, coming: Awaitable[Answer]) -> None:
     place.put(await coming)
-
-
-def _hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the other side is closed altogether; one that only stopped sending still reads. Nobody tells us of that
-    once we have read to the end."""
-    if transport.is_closing():
-        return True
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket"), 0)
-    return any(event & select.POLLHUP for _, event in poll.poll(0))

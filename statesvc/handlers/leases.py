@@ -28,6 +28,8 @@ class LeaseHandlers:
 
     async def _claim(self, request: wire.Claim, session: Session) -> Answer:
         replayed = session.admit(request)
+        if request.wait and session.connection.is_hung_up():
+            session.hang_up()  # it withdrew what it was to wait for, before we came to look at it
         claimed = await self._claims.claim(request, session.caller, session.waits, replayed=replayed)
         reply = succeeded(request, duplicate=claimed.duplicate, epoch=self._epoch(session))
         # Whoever runs a job needs all of it, secrets included: a claim is a read as well.

@@ -185,7 +185,7 @@ class Claims:
         self, request: Claim, caller: Caller, waits: set[asyncio.Future[None]], *, replayed: bool = False
     ) -> Claimed:
         """Take what the request asks for, at once or within the time it is ready to wait. `waits` are the waits of its
-        connection, which ends them when it is gone."""
+        connection, which cancels them when it is gone."""
         self._store.check_thawed()
         asked = self._read(request, caller)
         server = self._store.engine.server
@@ -336,10 +336,12 @@ class Claims:
         waiting = _Waiting(asked)
         # In line before looking: what comes in between wakes it.
         line[waiting] = None
+        withdrawn: asyncio.Future[None] = loop.create_future()
+        waits.add(withdrawn)
         longest = asked.request.wait if self._store.engine.immediate else LOOK_AGAIN_SECONDS
         taken: list[Row] = []
         try:
-            while True:
+            while not withdrawn.cancelled():
                 taken = await self._take(asked) or await self._take_hinted(waiting)
                 left = until - loop.time()
                 if taken or left <= 0:
@@ -347,11 +349,13 @@ class Claims:
                 if waiting.missed is not None:
                     waiting.hint, waiting.missed = waiting.missed, None
                     continue
-                await self._rested(waiting, min(left, longest), waits)
-                if waiting.woken.cancelled():
-                    return []
-                waiting.rest()
+                seconds = min(left, longest)
+                await asyncio.wait([waiting.woken, withdrawn], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if not withdrawn.cancelled():
+                    waiting.rest()
+            return []
         finally:
+            waits.discard(withdrawn)
             self._leave(line, waiting)
 
     async def _take_hinted(self, waiting: _Waiting) -> list[Row]:
@@ -359,17 +363,10 @@ class Claims:
         taken = None if hint is None else await self._take_one(waiting.asked, hint)
         return [] if taken is None else [taken]
 
-    async def _rested(self, waiting: _Waiting, seconds: float, waits: set[asyncio.Future[None]]) -> None:
-        waits.add(waiting.woken)
-        try:
-            await asyncio.wait([waiting.woken], timeout=seconds)
-        finally:
-            waits.discard(waiting.woken)
-
     def _leave(self, line: _Line, waiting: _Waiting) -> None:
         """Whoever was woken and goes without having used it lets the next one look."""
         del line[waiting]
-        if waiting.woken.done() and not waiting.woken.cancelled():
+        if waiting.woken.done():
             for other in line:
                 if other.wake(waiting.hint):
                     break

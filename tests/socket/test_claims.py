@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from operator import itemgetter
 from typing import Any
 
@@ -102,6 +103,18 @@ async def test_a_closed_connection_withdraws_its_claim(daemon: Daemon):
     await daemon.caught_up()
     (job,) = (await client.ok("claim"))["jobs"]
     assert job["lease"]["holder"] == "here"
+
+
+async def test_a_claim_that_was_to_wait_takes_nothing_when_its_client_is_gone_before_it_is_looked_at(daemon: Daemon):
+    client = await daemon.client("c", name="here")
+    (held,) = (await client.ok("claim", kind="lock", id="l"))["records"]
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.connect(str(daemon._socket))
+        await client.ok("ping")  # and both are served
+        gone.sendall(b'{"op":"claim","kind":"lock","id":"l","holder":"gone","wait":60}\n')
+    await client.ok("release", kind="lock", id="l", token=held["lease"]["token"])
+    (again,) = (await client.ok("claim", kind="lock", id="l"))["records"]
+    assert again["lease"]["holder"] == "here"
 
 
 async def test_a_claim_whose_reply_was_lost_is_found_again(daemon: Daemon):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from statesvc.answers import Waits
 from statesvc.backends.port import Engine
 from statesvc.store.leases import Leases
 from statesvc.store.records import decode
@@ -425,6 +426,15 @@ async def test_a_wait_that_is_withdrawn_gets_nothing_and_takes_nothing(world: Wo
         wait.cancel()
     assert (await waiting).rows == []
     await world.create("job-1")
+    assert await world.status("job-1") == "QUEUED"
+
+
+async def test_a_wait_that_is_withdrawn_before_it_has_begun_takes_nothing(world: World):
+    waits = Waits()
+    waits.is_over = True
+    await world.create("job-1")
+    await world.caught_up()
+    assert (await world.claims.claim(wire.Claim(holder="b", wait=60.0), world.me, waits)).rows == []
     assert await world.status("job-1") == "QUEUED"
 
 
