@@ -51,7 +51,7 @@ def steps(path: str) -> list[str]:
     return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
 
 
-def _shown(names: list[str]) -> str:
+def shown(names: list[str]) -> str:
     """A path as errors tell it."""
     return SECRET if names[0] == SECRET else printable("/".join(names))
 
@@ -88,13 +88,13 @@ def increment(fields: Fields, names: list[str], amount: float) -> Json:
     def add(before: Json) -> Json:
         old = 0 if before is _ABSENT or before is None else before
         if isinstance(old, bool) or not isinstance(old, (int, float)):
-            raise BadRequest(f"inc: {_shown(names)} is not a number")
+            raise BadRequest(f"inc: {shown(names)} is not a number")
         try:
             total: Json = old + amount
             if not (abs(total) <= _LARGEST):
                 raise OverflowError
         except OverflowError:
-            raise BadRequest(f"inc: {_shown(names)} would leave the range of numbers") from None
+            raise BadRequest(f"inc: {shown(names)} would leave the range of numbers") from None
         return total
 
     return _changed(fields, names, add, names)
@@ -107,7 +107,7 @@ def extend(fields: Fields, names: list[str], values: list[Json]) -> Json:
         if old is _ABSENT or old is None:
             return list(values)
         if not isinstance(old, list):
-            raise BadRequest(f"append: {_shown(names)} is not a list")
+            raise BadRequest(f"append: {shown(names)} is not a list")
         return [*old, *values]
 
     return _changed(fields, names, append, names)
@@ -124,7 +124,7 @@ def _changed(value: Json, names: list[str], change: Callable[[Json], Json], path
         return {**value, name: _changed(value.get(name, _ABSENT), rest, change, path)}
     if isinstance(value, list):
         return _changed_in_list(value, name, rest, change, path)
-    raise BadRequest(f"{_shown(path)} leads through a value that is neither an object nor a list")
+    raise BadRequest(f"{shown(path)} leads through a value that is neither an object nor a list")
 
 
 def _changed_in_list(
@@ -134,7 +134,7 @@ def _changed_in_list(
         return [*items, _changed(_ABSENT, rest, change, path)]
     place = _place(name, items)
     if place is None:
-        raise BadRequest(f"{_shown(path)} leads to a place that a list of {len(items)} does not have")
+        raise BadRequest(f"{shown(path)} leads to a place that a list of {len(items)} does not have")
     return [*items[:place], _changed(items[place], rest, change, path), *items[place + 1 :]]
 
 

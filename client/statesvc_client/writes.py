@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from . import spelling
 from .errors import StateError, TooLarge
-from .patch import Fields, steps
+from .patch import Fields, shown, steps
 from .scanning import check_size
 from .spelling import MANAGED
 from .wire import Limits
@@ -55,9 +55,15 @@ _SURELY_FITS = 512
 """Bytes below which no body can be nested too deep or hold too many values."""
 
 _encoder = msgspec.json.Encoder()
-_encode = _encoder.encode
 _decode = msgspec.json.Decoder().decode
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:  # it holds the text, which may be a secret
+        raise ValueError("a text with half a character (a lone surrogate) cannot be sent") from None
 
 
 class Unknown:
@@ -84,7 +90,12 @@ class More(Struct, omit_defaults=True, rename="camel", gc=False):
     event: dict[str, Any] | None = None
     """What is to be told."""
 
+    def __repr__(self) -> str:
+        given = (name for name, default in _NO_MORE.items() if getattr(self, name) != default)
+        return f"More({', '.join(given)})"
 
+
+_NO_MORE = {field.name: field.default for field in msgspec.structs.fields(More)}
 _decode_more = msgspec.json.Decoder(More).decode
 
 
@@ -123,6 +134,8 @@ class Write(Struct, eq=False, gc=False):
     decided: bool = False
     doubtful: bool = False
     """The cache foresaw a refusal. If it is applied all the same, the cache knew less than it thought."""
+    misled: bool = False
+    """What it was put on was wrong: an earlier write was applied against what had been foreseen."""
 
     # The cache's own: how the record looked below this write (while it is the oldest undecided one of its record), and
     # its neighbours among the record's undecided writes.
@@ -133,6 +146,10 @@ class Write(Struct, eq=False, gc=False):
 
     on_decided: Callable[[StateError | None], object] | None = None
     """Called on the sender's thread once the daemon has decided: with its error, or with None."""
+
+    def __repr__(self) -> str:
+        # Nothing that was written: it may hold secrets, and a repr ends up in logs.
+        return f"Write({self.op} {self.kind} {self.id!r}, seq {self.seq})"
 
     @property
     def status(self) -> Any:
@@ -311,10 +328,10 @@ def checked_more(
             steps(path)
     for path, amount in (inc or {}).items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-            raise TypeError(f"inc: {path} takes a number, not {type(amount).__name__}")
+            raise TypeError(f"inc: {shown(steps(path))} takes a number, not {type(amount).__name__}")
     for path, values in (append or {}).items():
         if not isinstance(values, (list, tuple)):
-            raise TypeError(f"append: {path} takes a list of values, not {type(values).__name__}")
+            raise TypeError(f"append: {shown(steps(path))} takes a list of values, not {type(values).__name__}")
     return More(
         set=None if set is None else dict(set),
         inc=None if inc is None else dict(inc),
@@ -348,7 +365,11 @@ def _with_more(body: bytes, more: More) -> tuple[bytes, More]:
     """The body with the rest behind it, and that as the daemon will read it."""
     encoded = _encode(more)
     if b"null" in encoded:
-        _refuse_nan(msgspec.to_builtins(more), "")
+        for part in (more.set, more.inc, more.append):
+            for path, value in (part or {}).items():
+                _refuse_nan(value, steps(path))
+        _refuse_nan(more.event, [])
+        _refuse_nan(more.delay, ["delay"])
     return b"%b,%b" % (body, encoded[1:-1]), _decode_more(encoded)
 
 
@@ -386,20 +407,20 @@ def fits(write: Write, limits: Limits) -> StateError | None:
 def _as_sent(body: bytes, given: Fields) -> Fields:
     """The fields as the daemon will read them: nothing of the caller's is kept, and times are text."""
     if b"null" in body:
-        _refuse_nan(given, "")
+        _refuse_nan(given, [])
     return _decode_fields(body)
 
 
-def _refuse_nan(value: Any, path: str) -> None:
+def _refuse_nan(value: Any, path: list[str]) -> None:
     """NaN and infinities would silently become null, and null removes a field."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{path or 'the value'} is {value}: JSON has no such number")
+        raise ValueError(f"{shown(path) if path else 'the value'} is {value}: JSON has no such number")
     if isinstance(value, Mapping):
         for name, part in value.items():
-            _refuse_nan(part, f"{path}/{name}")
+            _refuse_nan(part, [*path, str(name)])
     elif isinstance(value, (list, tuple)):
         for place, part in enumerate(value):
-            _refuse_nan(part, f"{path}/{place}")
+            _refuse_nan(part, [*path, str(place)])
 
 
 def _with_known_status(fields: Fields) -> Fields:

@@ -8,6 +8,9 @@ from typing import IO, Any
 
 import click
 
+from statesvc_client.patch import shown, steps
+from statesvc_client.spelling import SECRET
+
 
 def value_of(text: str) -> Any:
     """JSON when it is JSON (42, true, null, {"a": 1}, "42"), otherwise the text itself."""
@@ -36,7 +39,8 @@ def pairs(given: Iterable[str], read: Callable[[str], Any] = value_of, option: s
         try:
             result[name] = read(text)
         except ValueError:
-            raise click.UsageError(f"{option or name}: {text!r} is not what {name} can take") from None
+            given = "what was given" if shown(steps(name)) == SECRET else repr(text)
+            raise click.UsageError(f"{option or name}: {given} is not what {name} can take") from None
     return result
 
 

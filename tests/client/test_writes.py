@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_a_slice_of_writes_is_the_lines_of_each():
 )
 def test_half_a_character_is_refused_in_the_call_and_never_holds_up_what_leaves_with_it(make):
     for kind, id in (("job", "j\ud800"), ("volume", "v\ud800"), ("volume\ud800", "v")):
-        with pytest.raises(UnicodeEncodeError):
+        with pytest.raises(ValueError, match="half a character"):
             make(kind, id)
     with pytest.raises(TypeError, match="kind"):
         make(3, "v")
@@ -188,6 +189,27 @@ def test_the_frames_of_writes_are_what_the_wire_asks_for(write, message):
     assert (request.op, request.target, request.seq, request.floor, request.again) == (write.op, write.id, 5, 4, False)
     write.sent = True
     assert json.loads(write.line(4)) == {**message, "seq": 5, "floor": 4, "again": True}
+
+
+def test_nothing_that_was_written_is_in_the_repr_of_a_write_or_in_an_error_about_its_secrets():
+    """A callback logs what was rejected, and an agent its own mistakes."""
+    secret = "canary-secret"
+    more = writes.More(set={f"/secretEnvironment/{secret}": secret}, if_revision=1)
+    write = writes.update("job", "j", {"secretEnvironment": {"K": secret}}, more)
+    assert repr(write) == str(write) == "Write(update job 'j', seq 0)"
+    assert repr(more) == "More(set, if_revision)"
+    wrong: Any = {f"/secretEnvironment/{secret}": "x"}
+    mistakes = [
+        lambda: writes.update("job", "j", {"secretEnvironment": {secret: float("nan")}}, None),
+        lambda: writes.create("job", {"uuid": "j", "secretEnvironment": {"K": f"{secret}\ud800"}}),
+        lambda: writes.update("job", "j", {}, writes.More(set={f"/secretEnvironment/{secret}": float("nan")})),
+        lambda: writes.checked_more(None, wrong, None, None, False),
+        lambda: writes.checked_more(None, None, wrong, None, False),
+    ]
+    for mistake in mistakes:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            mistake()
+        assert secret not in f"{caught.value!r}"
 
 
 def test_what_json_cannot_say_is_refused_in_an_event_and_a_release_too():
