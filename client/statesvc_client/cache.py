@@ -160,7 +160,8 @@ class Cache:
             later.below, _ = foresight.foreseen(write.below, write)
             later.revision = revision
             self.images.unsettled(write.id)
-            later.doubtful = later.doubtful or write.doubtful
+            later.misled = write.doubtful
+            later.doubtful = later.doubtful or later.misled
         elif write.doubtful:
             # It succeeded where it should not have: the record was not what we thought.
             self.wanted[write.id] = None
@@ -194,6 +195,7 @@ class Cache:
             later.revision = None if error.code == "not_found" else write.revision
             if earlier is None:
                 later.below = view
+                later.misled = write.misled and error.code != "not_found"
         while later is not None:
             view = _put_on(view, later)
             later = later.later
@@ -208,7 +210,7 @@ class Cache:
 
     def forget_own(self) -> None:
         """The undecided writes belong to somebody else now; what they showed stays as it is."""
-        self.images.guessed |= dict.fromkeys(self.own)
+        self.images.guess_all(self.own)
         self.own.clear()
         self._reads.clear()
         self.images.start_over()
@@ -423,7 +425,8 @@ def _state_below(write: Write) -> Seen:
 
 def _put_on(before: Seen, write: Write) -> Seen:
     """The record after a write whose fate is open; one that should be refused is noted as doubtful."""
-    after, write.doubtful = foresight.foreseen(before, write)
+    after, is_refused = foresight.foreseen(before, write)
+    write.doubtful = is_refused or write.misled
     return after
 
 

@@ -67,10 +67,6 @@ class Tally:
         self.sent = self.resent = self.acked = self.rejected = self.merged = 0
         self.dropped = self.duplicates = self.connects = self.epochs = self.restored = 0
 
-    @property
-    def decided(self) -> int:
-        return self.acked + self.rejected
-
 
 class Slice(NamedTuple):
     """Writes to be sent now."""
@@ -361,11 +357,6 @@ class Desk:
         """The ids, by kind, of records whose true state has to be asked for."""
         with self._lock:
             return {kind: list(cache.wanted) for kind, cache in self.caches.items() if cache.wanted}
-
-    def all_decided(self) -> int | None:
-        """How many writes were decided, if all are; None while some are not."""
-        with self._lock:
-            return None if self.outbox.queued else self.tally.decided
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -3,17 +3,18 @@
 Owns when the image of a record, as it was at one revision, may replace what is shown. Must not know connections, nor
 how images come: in the order of the log for each record, or inside an answer. Whoever calls holds the lock.
 
-Own writes come back as images too, some time before or after they are acknowledged, and an acknowledgement does not say
-which revision a write made. What is shown after own writes were applied is therefore a guess, at the lowest revision it
-can have: the image of that revision confirms it if it says the same. Otherwise somebody else wrote in between, and the
-record is read anew. So nothing shown is ever replaced by something older, and an agent that alone writes its records
-asks for nothing, unless it deletes what it has only just made: whose late images come then cannot be told.
+Own writes come back as images too, some time before or after they are acknowledged, and an acknowledgement does not
+say which revision a write made. What is shown after own writes were applied is therefore a guess, at the lowest
+revision it can have: the image of that revision confirms it if it says the same, and so does any answer to what was
+asked after the last of those writes was decided. Otherwise somebody else wrote in between, and the record is read
+anew. So nothing shown is ever replaced by something older, and an agent that alone writes its records asks for
+nothing, unless it deletes what it has only just made: whose late images come then cannot be told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct, field
@@ -35,6 +36,9 @@ _UNFORESEEN = frozenset(
 _ADDED = _UNFORESEEN - {"lease"}
 
 _OVER = frozenset({"deleted", "left"})
+
+NEVER = -1
+"""When an event was asked for: nobody can say which own writes it has seen."""
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -75,14 +79,25 @@ class Answered(Image, gc=False):
         return self.shown.copy()
 
 
+class Guess(NamedTuple):
+    """What is known of own applied writes that no image has confirmed."""
+
+    fields: dict[str, Any] | None
+    """What they have set: an image of this life that has it too, at the revision shown, holds them all. None where only
+    the whole record can tell."""
+    since: int
+    """How many own writes were decided with the last of them."""
+
+
 class Images:
     """How far what a cache shows is known to be true."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self.guessed: dict[str, dict[str, Any] | None] = {}
-        """Records that show own applied writes which no image has confirmed, and what those have set: an image of this
-        life that has it too, at the revision shown, holds them all. None where only the whole record can tell."""
+        self.guessed: dict[str, Guess] = {}
+        """Records that show own applied writes which no image has confirmed."""
+        self.decided = 0
+        """How many decided own writes were followed by a guess."""
         self.waiting: dict[str, Image] = {}
         """The last image of records with undecided writes of our own, or in doubt: what it says cannot be told yet."""
         self._ended: dict[str, list[str | None]] = {}
@@ -97,20 +112,29 @@ class Images:
         if type(cache.views.get(id)) is not dict:
             self.guessed.pop(id, None)
         elif cache.followed:
-            self.guessed[id] = None
+            self._guess(id, None)
         self.take_up(id)
 
     def unsettled(self, id: str) -> None:
         """A write had another fate than was foreseen: what is shown is a guess."""
         if self._cache.followed and type(self._cache.views.get(id)) is dict:
-            self.guessed[id] = None
+            self._guess(id, None)
 
     def guess(self, id: str, fields: dict[str, Any] | None) -> None:
         """An own write was applied that set these fields, or did more than that."""
-        if id in self.guessed:
-            before = self.guessed[id]
-            fields = None if before is None or fields is None else before | fields
-        self.guessed[id] = fields
+        before = self.guessed.get(id)
+        if before is not None:
+            fields = None if before.fields is None or fields is None else before.fields | fields
+        self._guess(id, fields)
+
+    def _guess(self, id: str, fields: dict[str, Any] | None) -> None:
+        self.decided += 1
+        self.guessed[id] = Guess(fields, self.decided)
+
+    def guess_all(self, ids: Iterable[str]) -> None:
+        """Own writes of these records have a fate that nobody will tell."""
+        for id in ids:
+            self._guess(id, None)
 
     def ended(self, id: str, uid: str | None) -> None:
         """A life is known to be over, and the log will tell of it."""
@@ -206,7 +230,7 @@ class Images:
                 continue
             record = _decode(image.body)
             if id in guessed:
-                if image.revision > revision or not _confirms(record, known, guessed[id]):
+                if image.revision > revision or not _confirms(record, known, guessed[id].fields):
                     wanted[id] = None
                     continue
                 del guessed[id]
@@ -214,8 +238,9 @@ class Images:
         if len(views) > cache.most:
             cache.evict()
 
-    def observe(self, image: Image) -> None:
-        """Take in what an event or an answer says, as far as it is news."""
+    def observe(self, image: Image, asked: int = NEVER) -> None:
+        """Take in what an event or an answer says, as far as it is news; of an answer, to what was asked when so many
+        own writes had been decided."""
         id, cache = image.id, self._cache
         if id in cache.own or id in cache.wanted:
             self._keep_for_later(image)
@@ -224,19 +249,7 @@ class Images:
             if known is None:
                 self._observe_unheld(image)
             else:
-                self._observe_held(image, known)
-
-    def guessed_no_more(self, answered: Image) -> None:
-        """An answer has seen every own write: what was guessed of its record is known now."""
-        id, known = answered.id, self._cache.views.get(answered.id)
-        if (
-            known is not None
-            and known.get("uid") in (None, answered.uid)
-            and known.get("revision", 0) <= answered.revision
-            and id not in self._cache.own
-            and id not in self._cache.wanted
-        ):
-            self.guessed.pop(id, None)
+                self._observe_held(image, known, asked)
 
     def _keep_for_later(self, image: Image) -> None:
         kept = self.waiting.get(image.id)
@@ -272,11 +285,13 @@ class Images:
             self._ask(image.id)  # it may have been made outside of what is followed
         # Otherwise its life was over before we knew that it is absent: a new one begins with revision 1.
 
-    def _observe_held(self, image: Image, known: dict[str, Any]) -> None:
+    def _observe_held(self, image: Image, known: dict[str, Any], asked: int) -> None:
         id, uid, revision = image.id, known.get("uid"), known.get("revision", 0)
         if uid is not None and uid != image.uid:
             if id in self.guessed or not image.is_over:
                 self._ask(id)  # of an earlier life, or of the next one
+        elif image.left and uid is not None and image.revision < revision:
+            pass  # it has come back since
         elif image.is_over:
             if uid is None or id in self.guessed:
                 self._ask(id)  # of this life, or of the one before that our writes were made to
@@ -288,12 +303,16 @@ class Images:
                     self._ask(id)
                 return
             record = image.record()
-            if id in self.guessed:
-                if image.revision > revision or not _confirms(record, known, self.guessed[id]):
+            guess = self.guessed.get(id)
+            if guess is not None:
+                has_seen_all = guess.since <= asked and not (uid is None and SECRET in known)
+                if not has_seen_all and (image.revision > revision or not _confirms(record, known, guess.fields)):
                     self._ask(id)
                     return
                 del self.guessed[id]
             self._take(image, record, known)
+        elif uid is None and self._cache.scoped:
+            self._ask(id)  # out of sight its life may have ended: this one may be of the next
 
     def _take(self, image: Image, record: dict[str, Any], known: dict[str, Any]) -> None:
         if SECRET in known and SECRET not in record:

@@ -21,7 +21,7 @@ from .calls import is_numbered
 from .desk import Desk
 from .errors import Gone, NotFound, StateError
 from .feed import Decoder, Line, Take
-from .images import Answered, Image
+from .images import NEVER, Answered, Image
 from .options import Options
 
 log = logging.getLogger("statesvc_client")
@@ -173,7 +173,7 @@ class Learner:
     async def learn_from(self, message: dict[str, Any], asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         """The answer, once the cache has taken in what it says."""
         if is_numbered(message["op"]) and message["op"] != "delete":
-            epochs, decided = self._desk.tally.epochs, self._desk.all_decided()
+            epochs, decided = self._desk.tally.epochs, self._desk.with_lock(self._decided)
             reply = await asked
             self._desk.tally.duplicates += bool(reply.get("duplicate"))
             # In another epoch it may tell of what was lost since, or be the first word of what was written there.
@@ -213,21 +213,18 @@ class Learner:
         elif op == "delete":
             cache.learn_absent(_target(message), read)
 
-    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any], decided: int | None) -> None:
-        """What an answer to a write says. Called with the desk's lock held.
+    def _decided(self) -> dict[str, int]:
+        """How many own writes of each kind were decided so far. Called with the desk's lock held."""
+        return {kind: cache.images.decided for kind, cache in self._desk.caches.items()}
 
-        `decided` is how many own writes were, and that all were, when it was asked. If none was since, the answer has
-        seen them all.
-        """
-        holds_own = decided == self._desk.tally.decided
+    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any], decided: dict[str, int]) -> None:
+        """What an answer to a write says that was asked when so many own ones were decided. Called with the desk's lock
+        held."""
         for write, part, result in _each_write(op, message, reply):
             cache = self._desk.caches[part.get("kind", "job")]
             records = _records(result)
             for record in records:
-                image = _image_of(record, cache.id_field)
-                if holds_own:
-                    cache.images.guessed_no_more(image)
-                cache.images.observe(image)
+                cache.images.observe(_image_of(record, cache.id_field), decided.get(cache.kind, NEVER))
             written = _written(part, cache.id_field)
             if write in ("create", "update", "sync"):
                 # Answers to writes leave secrets out, or the records altogether: what was written is asked for.

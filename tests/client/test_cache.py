@@ -323,6 +323,22 @@ def test_whatever_is_applied_or_rejected_in_order_the_cache_ends_like_the_daemon
     assert not cache.own
 
 
+def test_doubt_is_handed_on_though_a_write_between_is_taken_back():
+    """Somebody deleted the record: the create makes a life of its own, which the others are of."""
+    cache = warmed(record("j", 6, old=4))
+    made = [
+        writes.create("job", {"uuid": "j", "made": "anew"}),
+        writes.update("job", "j", {"b": 1}, writes.More(if_revision=6)),
+        update("j", n=1),
+    ]
+    for write in made:
+        cache.note(write)
+    cache.applied_all(made[:1])
+    cache.rejected(made[1], Conflict(""))
+    cache.applied_all(made[2:])
+    assert ("j" in cache.views, list(cache.wanted)) == (False, ["j"])
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_forgetting_own_writes_keeps_what_is_shown(complete):
     cache = warmed(record("j"))

@@ -45,6 +45,16 @@ class Fetch:
         self.answer: dict[str, dict[str, Any] | None] | None = None
 
 
+class Call:
+    """A write on another connection, like a claim, whose answer shows the record."""
+
+    def __init__(self, write: writes.Write, asked: int) -> None:
+        self.write = write
+        self.asked = asked
+        self.is_decided = False
+        self.answer: dict[str, Any] | None = None
+
+
 class World:
     """A daemon, the link to it and the cache, each step of which may come at any time."""
 
@@ -56,8 +66,11 @@ class World:
         self.decided: list[tuple[writes.Write, StateError | None, int]] = []
         self.fetch: Fetch | None = None
         self.listing: Listing | None = None
+        self.call: Call | None = None
         self.acknowledged: dict[str, tuple[int, writes.Write]] = {}
         """The last own write of each record that the cache knows to be applied, and its place in the log."""
+        self.shown: dict[str, tuple[str, int]] = {}
+        """The life and the revision that each record was shown at last."""
         for id in IDS[:2]:
             self.decide(writes.create("job", {"uuid": id, "n": 0, "words": []}))
         self.begin_listing()
@@ -174,6 +187,25 @@ class World:
                 self.cache.learn(body, fetch.read)
         self.cache.end_read(fetch.read)
 
+    def begin_call(self, id: str, *_: object) -> None:
+        if self.call is None:
+            self.number += 1
+            self.call = Call(update(id, held=self.number), self.cache.images.decided)
+
+    def answer_call(self, *_: object) -> None:
+        call = self.call
+        if call is not None and not call.is_decided:
+            call.is_decided = True
+            if self.decide(call.write) is None:
+                call.answer = self.body(call.write.id)
+
+    def end_call(self, *_: object) -> None:
+        call = self.call
+        if call is not None and call.is_decided:
+            self.call = None
+            if call.answer is not None:
+                self.cache.images.observe(learning._image_of(call.answer, "uuid"), call.asked)
+
     def begin_listing(self, *_: object) -> None:
         if self.listing is None:
             self.listing = Listing(learning._begin_listing(self.cache, followed=True))
@@ -208,13 +240,33 @@ class World:
             since = [state.body for state in self.log[place:] if state.id == id and state.body is not None]
             shown = {name: view.get(name) for name in write.fields}
             assert any(shown == {name: body.get(name) for name in write.fields} for body in since), (view, write)
+        for id, view in cache.views.items():
+            if view is not None and "uid" in view and id not in cache.wanted:
+                uid, revision = view["uid"], view["revision"]
+                before, last = self.shown.get(id, (uid, 0))
+                assert uid != before or revision >= last, f"{id} went back from {last} to {revision}"
+                self.shown[id] = uid, revision
 
     def come_to_rest(self) -> None:
-        steps = (self.decide_next, self.acknowledge, self.read_page, self.end_listing, self.tell)
+        steps = (
+            self.decide_next,
+            self.answer_call,
+            self.end_call,
+            self.acknowledge,
+            self.read_page,
+            self.end_listing,
+            self.tell,
+        )
         for _ in range(1000):
             for step in (*steps, self.begin_fetch, self.answer_fetch, self.end_fetch):
                 step("", 0, 2)
-            if self.is_flushed and self.listing is None and self.told >= len(self.log) and not self.cache.wanted:
+            if (
+                self.is_flushed
+                and self.listing is None
+                and self.call is None
+                and self.told >= len(self.log)
+                and not self.cache.wanted
+            ):
                 return
         raise AssertionError(f"asks for ever: {self.cache.wanted}")
 
@@ -236,6 +288,7 @@ HAPPENS = (
     World.write_here, World.write_here, World.write_elsewhere, World.decide_next, World.decide_next, World.acknowledge,
     World.acknowledge, World.tell, World.tell, World.begin_fetch, World.answer_fetch, World.end_fetch,
     World.begin_listing, World.read_page, World.end_listing,
+    World.begin_call, World.answer_call, World.answer_call, World.end_call, World.end_call,
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(st.integers(0, len(HAPPENS) - 1), st.sampled_from(IDS), st.integers(0, 9), st.integers(1, 4)),

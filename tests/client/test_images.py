@@ -39,6 +39,10 @@ def observe(cache: Cache, *images: Image) -> None:
     cache.images.observe_all(images)
 
 
+def answered(cache: Cache, asked: int, **shown: Any) -> None:
+    cache.images.observe(learning._image_of(shown, "uuid"), asked)
+
+
 def test_what_others_make_change_and_delete_shows():
     cache = followed(record("j", a=1))
     observe(cache, image("j", 2, a=2), image("new", 1, uid="u2"))
@@ -409,6 +413,55 @@ def test_whatever_happens_in_whatever_order_the_cache_never_goes_back_and_ends_w
         assert {**(world.truth or {}), "updatedAt": None} == {**view, "updatedAt": None}
     assert world.cache.live == (view is not None)
     assert not world.cache.images.guessed
+
+
+def test_an_answer_to_what_was_asked_after_own_writes_were_decided_holds_them_all():
+    cache = followed(record("j", 1), record("busy", 1))
+    for id in ("j", "busy", "busy"):
+        asked = cache.images.decided
+        write = update(id, a=1)
+        cache.note(write)
+        cache.applied_all([write])
+    answered(cache, asked, **record("j", 5, a=9, status="RUNNING"))
+    assert (shown(cache)["status"], list(cache.wanted), "j" in cache.images.guessed) == ("RUNNING", [], False)
+
+
+def test_an_answer_that_may_be_older_than_an_own_write_takes_nothing_of_it_away():
+    cache = followed(record("j", 1))
+    asked = cache.images.decided
+    write = update("j", note="mine")
+    cache.note(write)
+    cache.applied_all([write])  # as revision 3
+    answered(cache, asked, **record("j", 2, status="RUNNING"))
+    assert (shown(cache)["note"], list(cache.wanted)) == ("mine", ["j"])
+
+
+def test_no_record_is_shown_with_the_secrets_of_an_earlier_life():
+    cache = followed()
+    write = writes.create("job", {"uuid": "j", "secretEnvironment": {"K": "of the first"}})
+    cache.note(write)
+    cache.applied_all([write])
+    answered(cache, cache.images.decided, **record("j", 2, "u2", status="RUNNING"))
+    assert "status" not in shown(cache), "of which life it is shows when it is read"
+    assert list(cache.wanted) == ["j"]
+
+
+def test_a_record_made_outside_of_what_is_followed_is_not_shown_for_the_next_of_its_name():
+    cache = followed(scoped=True)
+    for write in (writes.create("job", {"uuid": "j"}), update("j", a=1), update("j", a=2)):
+        cache.note(write)
+        cache.applied_all([write])
+    observe(cache, image("j", 1, "u2", a=9))
+    assert list(cache.wanted) == ["j"]
+
+
+def test_a_record_that_has_come_back_is_not_let_go_because_it_had_left():
+    cache = followed(record("j", 1), scoped=True)
+    answered(cache, cache.images.decided, **record("j", 5, a=5))
+    observe(cache, image("j", 2, a=2), gone("j", 3, left=True), image("j", 4, a=4))
+    assert shown(cache)["a"] == 5
+    observe(cache, gone("j", 6, left=True))
+    assert "j" not in cache.views
 
 
 def test_what_own_writes_touched_while_everything_was_listed_is_asked_for():

@@ -22,7 +22,7 @@ NOTICED_ELSEWHERE = {
     "lost_reply_is_not_applied", "claimed_again_in_doubt", "leftovers_stay_in_the_wal", "commits_without_a_pause",
     "half_a_claim_denied", "renewed_claim_not_recognised", "leftovers_taken_for_nothing", "reads_go_on_for_nobody",
     "a_library_every_time", "claims_grow_records", "snapshot_of_misplaced_pages", "dump_holds_up_the_end",
-    "times_without_bound", "sent_at_the_last_moment",
+    "times_without_bound", "sent_at_the_last_moment", "own_write_taken_back_by_an_answer",
 }  # fmt: skip
 """What another guard covers up or only one answer shows: shown on the tests of the part that has to hold it."""
 

@@ -192,6 +192,14 @@ ONCE = (
         ("test_a_queue_that_is_full_says_so_and_loses_nothing_of_what_it_took",),
     ),
     Mutant(
+        "own_write_taken_back_by_an_answer",
+        "an answer that is older than an own write is shown in its place",
+        "client/statesvc_client/images.py",
+        "has_seen_all = guess.since <= asked and ",
+        "has_seen_all = ",
+        ("test_an_answer_that_may_be_older_than_an_own_write_takes_nothing_of_it_away",),
+    ),
+    Mutant(
         "spooled_after_the_call",
         "a write whose call has returned is not in the spool",
         "client/statesvc_client/spool.py",
