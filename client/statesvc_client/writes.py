@@ -365,11 +365,11 @@ def _with_more(body: bytes, more: More) -> tuple[bytes, More]:
     """The body with the rest behind it, and that as the daemon will read it."""
     encoded = _encode(more)
     if b"null" in encoded:
-        for part in (more.set, more.inc, more.append):
-            for path, value in (part or {}).items():
+        given = msgspec.to_builtins(more)
+        for part in ("set", "inc", "append"):
+            for path, value in given.pop(part, {}).items():
                 _refuse_nan(value, steps(path))
-        _refuse_nan(more.event, [])
-        _refuse_nan(more.delay, ["delay"])
+        _refuse_nan(given, [])
     return b"%b,%b" % (body, encoded[1:-1]), _decode_more(encoded)
 
 

@@ -215,6 +215,8 @@ def test_nothing_that_was_written_is_in_the_repr_of_a_write_or_in_an_error_about
 def test_what_json_cannot_say_is_refused_in_an_event_and_a_release_too():
     with pytest.raises(ValueError, match="data is nan"):
         writes.emit("job", "j", {"type": "t", "data": float("nan")})
+    with pytest.raises(ValueError, match="state/n/0 is nan"):
+        writes.update("job", "j", {}, writes.More(set={"/state/n": {float("nan")}}))
     with pytest.raises(ValueError, match="n is inf"):
         writes.release("job", "j", {"n": float("inf")}, writes.More(token=1))
     with pytest.raises(ValueError, match="needs an uuid"):
