@@ -173,9 +173,11 @@ class Monitor:
     """What a server is sent from outside, as MONITOR shows it; what scripts do inside is left out."""
 
     def __init__(self, server: redis.Server, namespace: str) -> None:
+        self._server = server
         self._meta = f'"{{{namespace}}}"'
         self._scripts = {script(path.stem).digest: path.stem for path in _script_files()}
         self.seen: Counter[str] = Counter()
+        self._marks = 0
         self._socket = socket.create_connection(("127.0.0.1", server.port))
         self._socket.sendall(b"MONITOR\r\n")
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -194,7 +196,9 @@ class Monitor:
         if not found or found[1] == "lua":
             return
         command, rest = found[2].upper(), found[3]
-        if command == "EVALSHA":
+        if command == "ECHO":
+            self._marks += 1
+        elif command == "EVALSHA":
             self.seen[self._scripts.get(rest.split('"')[1], "script")] += 1
         elif command == "HMGET" and rest.startswith(self._meta):
             self.seen["meta"] += 1
@@ -202,6 +206,12 @@ class Monitor:
             self.seen["upkeep"] += 1
         else:
             self.seen[command] += 1
+
+    def catch_up(self) -> None:
+        """Wait until everything is seen that the server was sent so far."""
+        before = self._marks
+        self._server.say("ECHO", "mark")
+        until(lambda: self._marks > before, "the last lines of MONITOR")
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -248,7 +258,7 @@ def _moved_redis(server: redis.Server, namespace: str, served: Daemon, jobs: int
             times = step.times or len(names)
             for number in range(times):
                 driver.ask(step.request(names[number]))
-            time.sleep(0.2)  # the last lines of MONITOR, and whoever follows the log
+            monitor.catch_up()
             writes = step.request("x")["op"] not in {"get", "list", "history"}
             found[step.name] = trips(monitor.seen - before, times * step.records, writes=writes)
     finally:

@@ -114,10 +114,11 @@ def test_a_fork_holds_neither_the_spool_nor_the_daemon(tmp_path):
         ready, go = os.pipe()
         child = os.fork()
         if child == 0:
-            os.close(go)
             os.close(1)
+            os.write(go, b"x")        # what follows a fork is done
             sys.stdin.read()          # lives until the test lets go
             os._exit(0)
+        os.read(ready, 1)
         print(json.dumps({"daemon": state.daemon_pid, "child": child}), flush=True)
         os.kill(os.getpid(), 9)
         """
