@@ -17,6 +17,8 @@ from .wire import printable
 Json = Any
 Fields = dict[str, Json]
 
+_FOLDED_SECRET = SECRET.lower()
+
 MOST_STEPS = 64
 """Names a path may have: with the depth of a frame behind it, a record stays far from what a decoder can nest."""
 
@@ -52,8 +54,11 @@ def steps(path: str) -> list[str]:
 
 
 def shown(names: list[str]) -> str:
-    """A path as errors tell it."""
-    return SECRET if names[0] == SECRET else printable("/".join(names))
+    """A path as errors tell it: not further than to a secret, which is known by its name in any case."""
+    folded = [name.lower() for name in names]
+    if _FOLDED_SECRET in folded:
+        names = [*names[: folded.index(_FOLDED_SECRET)], SECRET]
+    return printable("/".join(names))
 
 
 _ABSENT = object()

@@ -39,8 +39,9 @@ def pairs(given: Iterable[str], read: Callable[[str], Any] = value_of, option: s
         try:
             result[name] = read(text)
         except ValueError:
-            given = "what was given" if shown(steps(name)) == SECRET else repr(text)
-            raise click.UsageError(f"{option or name}: {given} is not what {name} can take") from None
+            path = shown(steps(name))
+            told = "what was given" if path == SECRET else repr(text)
+            raise click.UsageError(f"{option or path}: {told} is not what {path} can take") from None
     return result
 
 

@@ -273,10 +273,7 @@ def test_a_replacing_sync_deletes_what_the_node_no_longer_has(ask):
         (["update", "x"], "nothing to change"),
         (["update", "x", "--inc", "a=b"], "'b' is not what a can take"),
         (["update", "x", "--inc", "a=true"], "'true' is not what a can take"),
-        (
-            ["update", "x", "--inc", "/secretEnvironment/K=b"],
-            "--inc: what was given is not what /secretEnvironment/K can",
-        ),
+        (["update", "x", "--inc", "/SecretEnvironment/K=b"], "what was given is not what secretEnvironment can take"),
         (["update", "x", "--if-revision", "-1"], "--if-revision"),
         (["list", "--label", "x"], "--label: 'x' is not of the form name=value"),
         (["list", "--limit", "0"], "--limit"),
