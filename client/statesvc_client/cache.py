@@ -33,14 +33,14 @@ EVICT_STEPS = 64
 class Read:
     """A question under way. What own writes touch until its answer has come, it cannot speak about."""
 
-    __slots__ = ("doubted", "overflowed", "touched", "void")
+    __slots__ = ("doubted", "let_go", "touched", "void")
 
     def __init__(self, doubted: Iterable[str], touched: Iterable[str]) -> None:
         self.doubted = set(doubted)
         """Records whose true state was wanted before it was asked and still is: its answer tells, whatever is known."""
         self.touched = set(touched)
-        self.overflowed = False
-        """Records were let go meanwhile, perhaps some it has spoken about."""
+        self.let_go: set[str] = set()
+        """Records that had to make room meanwhile: they may have been newer than it says."""
         self.void = False
         """The store began another life meanwhile: its answer may be of the one before."""
 
@@ -116,6 +116,7 @@ class Cache:
     def applied_all(self, decided: list[Write]) -> None:
         """Writes were taken by the daemon, each the oldest undecided one of its record."""
         own, views, waiting = self.own, self.views, self.images.waiting
+        self.images.moment += len(decided)
         for write in decided:
             id = write.id
             view = views.get(id)
@@ -183,6 +184,7 @@ class Cache:
         """Take a write back: the state below it, with the later own writes put on again."""
         if write.id not in self.own:
             return
+        self.images.moment += 1
         view = _state_below(write)
         if error.code == "not_found":
             self._note_over(write.id, view)
@@ -296,7 +298,7 @@ class Cache:
 
     def _can_tell(self, id: str, read: Read) -> bool:
         """Whether an answer can speak about a record."""
-        return not (read.void or id in self.own or id in read.touched)
+        return not (read.void or id in self.own or id in read.touched or (id in read.let_go and id not in self.views))
 
     def _note_over(self, id: str, seen: Seen) -> None:
         """What was seen is not there any more."""
@@ -311,6 +313,7 @@ class Cache:
             read.doubted.discard(id)
 
     def _show_absent(self, id: str) -> None:
+        self.images.moment += 1
         self._answered(id)
         if self.complete:
             self._hide(id)
@@ -344,9 +347,11 @@ class Cache:
         for id in stale:
             self._hide(id)
         # Own writes kept the listing from speaking about these, and the log is followed from its beginning on: what
-        # happened to them just before that, nobody would tell.
+        # happened to them just before that, nobody would tell, nor an answer that is under way.
         self.wanted |= dict.fromkeys(read.touched)
-        self.complete = complete and not read.overflowed
+        for id in list(read.touched):
+            self._touch(id)
+        self.complete = complete and not read.let_go
 
     # --- what is held ----------------------------------------------------------------------------------------------
 
@@ -369,6 +374,7 @@ class Cache:
             self.live += 1 if old is None else -1
 
     def _hide(self, id: str) -> None:
+        self.images.moment += 1
         self.images.guessed.pop(id, None)
         if self.views.pop(id, None) is not None:
             self.live -= 1
@@ -390,7 +396,7 @@ class Cache:
                 self._hide(id)
                 self.complete = False
                 for read in self._reads:
-                    read.overflowed = True
+                    read.let_go.add(id)
 
 
 def _revision_after(write: Write) -> int | None:

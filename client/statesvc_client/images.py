@@ -8,7 +8,8 @@ say which revision a write made. What is shown after own writes were applied is 
 revision it can have: the image of that revision confirms it if it says the same, and so does any answer to what was
 asked after the last of those writes was decided. Otherwise somebody else wrote in between, and the record is read
 anew. So nothing shown is ever replaced by something older, and an agent that alone writes its records asks for
-nothing, unless it deletes what it has only just made: whose late images come then cannot be told.
+nothing, unless it deletes what it has only just made, or changes at once what it has made where only some records are
+followed: whose late images come then cannot be told.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _ADDED = _UNFORESEEN - {"lease"}
 _OVER = frozenset({"deleted", "left"})
 
 NEVER = -1
-"""When an event was asked for: nobody can say which own writes it has seen."""
+"""Of an answer of which nobody can say when it was asked for."""
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -86,7 +87,7 @@ class Guess(NamedTuple):
     """What they have set: an image of this life that has it too, at the revision shown, holds them all. None where only
     the whole record can tell."""
     since: int
-    """How many own writes were decided with the last of them."""
+    """The moment at which the last of them was decided."""
 
 
 class Images:
@@ -96,8 +97,8 @@ class Images:
         self._cache = cache
         self.guessed: dict[str, Guess] = {}
         """Records that show own applied writes which no image has confirmed."""
-        self.decided = 0
-        """How many decided own writes were followed by a guess."""
+        self.moment = 0
+        """Grows with whatever may make answers old that are under way: own writes decided, records let go of."""
         self.waiting: dict[str, Image] = {}
         """The last image of records with undecided writes of our own, or in doubt: what it says cannot be told yet."""
         self._ended: dict[str, list[str | None]] = {}
@@ -128,11 +129,11 @@ class Images:
         self._guess(id, fields)
 
     def _guess(self, id: str, fields: dict[str, Any] | None) -> None:
-        self.decided += 1
-        self.guessed[id] = Guess(fields, self.decided)
+        self.guessed[id] = Guess(fields, self.moment)
 
     def guess_all(self, ids: Iterable[str]) -> None:
         """Own writes of these records have a fate that nobody will tell."""
+        self.moment += 1
         for id in ids:
             self._guess(id, None)
 
@@ -238,22 +239,23 @@ class Images:
         if len(views) > cache.most:
             cache.evict()
 
-    def observe(self, image: Image, asked: int = NEVER) -> None:
-        """Take in what an event or an answer says, as far as it is news; of an answer, to what was asked when so many
-        own writes had been decided."""
+    def observe(self, image: Image, asked: int | None = None) -> None:
+        """Take in what an event says, or an answer to what was asked at that moment, as far as it is news."""
         id, cache = image.id, self._cache
         if id in cache.own or id in cache.wanted:
             self._keep_for_later(image)
         elif id not in self._ended or not self._is_of_an_ended_life(image):
             known = cache.views.get(id)
             if known is None:
-                self._observe_unheld(image)
+                self._observe_unheld(image, asked)
             else:
                 self._observe_held(image, known, asked)
 
     def _keep_for_later(self, image: Image) -> None:
         kept = self.waiting.get(image.id)
-        if kept is None or kept.uid != image.uid or kept.revision <= image.revision:
+        if kept is not None and kept.uid != image.uid and type(image) is Answered:
+            self._ask(image.id)  # it has no place in the log's order: either life may be the later one
+        elif kept is None or kept.uid != image.uid or kept.revision <= image.revision:
             self.waiting[image.id] = image
 
     def _is_of_an_ended_life(self, image: Image) -> bool:
@@ -273,25 +275,27 @@ class Images:
             self._forget_life(id, None)  # the log tells of lives in their order: those before this one are behind us
         return False
 
-    def _observe_unheld(self, image: Image) -> None:
+    def _observe_unheld(self, image: Image, asked: int | None) -> None:
         """A record that is absent or not known."""
         cache = self._cache
         if not image.body:
-            return
-        if image.revision == 1 or not cache.knows(image.id):
+            self.moment += 1
+        elif asked is not None and asked != self.moment:
+            self._ask(image.id)  # it may have been shown since, and let go of, or be gone
+        elif image.revision == 1 or not cache.knows(image.id):
             self.guessed.pop(image.id, None)
             self._take(image, image.record(), {})
         elif cache.scoped:
             self._ask(image.id)  # it may have been made outside of what is followed
         # Otherwise its life was over before we knew that it is absent: a new one begins with revision 1.
 
-    def _observe_held(self, image: Image, known: dict[str, Any], asked: int) -> None:
+    def _observe_held(self, image: Image, known: dict[str, Any], asked: int | None) -> None:
         id, uid, revision = image.id, known.get("uid"), known.get("revision", 0)
         if uid is not None and uid != image.uid:
             if id in self.guessed or not image.is_over:
                 self._ask(id)  # of an earlier life, or of the next one
-        elif image.left and uid is not None and image.revision < revision:
-            pass  # it has come back since
+        elif image.left and uid is not None and image.revision < revision and id not in self.guessed:
+            pass  # what is shown was told of it later
         elif image.is_over:
             if uid is None or id in self.guessed:
                 self._ask(id)  # of this life, or of the one before that our writes were made to
@@ -303,16 +307,24 @@ class Images:
                     self._ask(id)
                 return
             record = image.record()
-            guess = self.guessed.get(id)
-            if guess is not None:
-                has_seen_all = guess.since <= asked and not (uid is None and SECRET in known)
-                if not has_seen_all and (image.revision > revision or not _confirms(record, known, guess.fields)):
-                    self._ask(id)
-                    return
-                del self.guessed[id]
+            if not self._is_to_be_shown(image, record, known, asked):
+                self._ask(id)
+                return
+            self.guessed.pop(id, None)
             self._take(image, record, known)
         elif uid is None and self._cache.scoped:
             self._ask(id)  # out of sight its life may have ended: this one may be of the next
+
+    def _is_to_be_shown(self, image: Image, record: dict[str, Any], known: dict[str, Any], asked: int | None) -> bool:
+        """Whether an image, of this life and no older revision, holds every own write that was applied."""
+        guess = self.guessed.get(image.id)
+        if asked is not None and not self._cache.followed:
+            return asked == self.moment  # nothing else will tell, and no guesses are kept
+        if guess is None:
+            return True
+        if asked is not None and guess.since <= asked and not ("uid" not in known and SECRET in known):
+            return True
+        return image.revision == known.get("revision", 0) and _confirms(record, known, guess.fields)
 
     def _take(self, image: Image, record: dict[str, Any], known: dict[str, Any]) -> None:
         if SECRET in known and SECRET not in record:

@@ -173,12 +173,12 @@ class Learner:
     async def learn_from(self, message: dict[str, Any], asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         """The answer, once the cache has taken in what it says."""
         if is_numbered(message["op"]) and message["op"] != "delete":
-            epochs, decided = self._desk.tally.epochs, self._desk.with_lock(self._decided)
+            epochs, moments = self._desk.tally.epochs, self._desk.with_lock(lambda: self._moments(message))
             reply = await asked
             self._desk.tally.duplicates += bool(reply.get("duplicate"))
             # In another epoch it may tell of what was lost since, or be the first word of what was written there.
             if epochs == self._desk.tally.epochs:
-                self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply, decided))
+                self._desk.with_lock(lambda: self._learn_written(message["op"], message, reply, moments))
             else:
                 self._desk.with_lock(lambda: self._doubt_written(message["op"], message, reply))
             self.fetch_wanted()
@@ -213,18 +213,18 @@ class Learner:
         elif op == "delete":
             cache.learn_absent(_target(message), read)
 
-    def _decided(self) -> dict[str, int]:
-        """How many own writes of each kind were decided so far. Called with the desk's lock held."""
-        return {kind: cache.images.decided for kind, cache in self._desk.caches.items()}
+    def _moments(self, message: dict[str, Any]) -> dict[str, int]:
+        """When a call is asked, for each kind it may tell of. Called with the desk's lock held."""
+        kinds = {part.get("kind", "job") for part in message.get("ops") or (message,)}
+        return {kind: self._desk.caches[kind].images.moment for kind in kinds}
 
-    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any], decided: dict[str, int]) -> None:
-        """What an answer to a write says that was asked when so many own ones were decided. Called with the desk's lock
-        held."""
+    def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any], moments: dict[str, int]) -> None:
+        """What an answer to a write says that was asked at these moments. Called with the desk's lock held."""
         for write, part, result in _each_write(op, message, reply):
             cache = self._desk.caches[part.get("kind", "job")]
             records = _records(result)
             for record in records:
-                cache.images.observe(_image_of(record, cache.id_field), decided.get(cache.kind, NEVER))
+                cache.images.observe(_image_of(record, cache.id_field), moments.get(cache.kind, NEVER))
             written = _written(part, cache.id_field)
             if write in ("create", "update", "sync"):
                 # Answers to writes leave secrets out, or the records altogether: what was written is asked for.

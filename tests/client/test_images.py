@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from statesvc_client import foresight, learning, writes
 from statesvc_client.cache import Cache
-from statesvc_client.errors import Conflict, Exists, NotFound
+from statesvc_client.desk import Desk
+from statesvc_client.errors import Conflict, Exists, NotFound, Unavailable
 from statesvc_client.images import Image
+from statesvc_client.learning import Learner
+from statesvc_client.options import Options
 from tests.client.test_cache import record, shown, update
 
 
@@ -418,7 +423,7 @@ def test_whatever_happens_in_whatever_order_the_cache_never_goes_back_and_ends_w
 def test_an_answer_to_what_was_asked_after_own_writes_were_decided_holds_them_all():
     cache = followed(record("j", 1), record("busy", 1))
     for id in ("j", "busy", "busy"):
-        asked = cache.images.decided
+        asked = cache.images.moment
         write = update(id, a=1)
         cache.note(write)
         cache.applied_all([write])
@@ -428,7 +433,7 @@ def test_an_answer_to_what_was_asked_after_own_writes_were_decided_holds_them_al
 
 def test_an_answer_that_may_be_older_than_an_own_write_takes_nothing_of_it_away():
     cache = followed(record("j", 1))
-    asked = cache.images.decided
+    asked = cache.images.moment
     write = update("j", note="mine")
     cache.note(write)
     cache.applied_all([write])  # as revision 3
@@ -441,7 +446,7 @@ def test_no_record_is_shown_with_the_secrets_of_an_earlier_life():
     write = writes.create("job", {"uuid": "j", "secretEnvironment": {"K": "of the first"}})
     cache.note(write)
     cache.applied_all([write])
-    answered(cache, cache.images.decided, **record("j", 2, "u2", status="RUNNING"))
+    answered(cache, cache.images.moment, **record("j", 2, "u2", status="RUNNING"))
     assert "status" not in shown(cache), "of which life it is shows when it is read"
     assert list(cache.wanted) == ["j"]
 
@@ -457,11 +462,87 @@ def test_a_record_made_outside_of_what_is_followed_is_not_shown_for_the_next_of_
 
 def test_a_record_that_has_come_back_is_not_let_go_because_it_had_left():
     cache = followed(record("j", 1), scoped=True)
-    answered(cache, cache.images.decided, **record("j", 5, a=5))
+    answered(cache, cache.images.moment, **record("j", 5, a=5))
     observe(cache, image("j", 2, a=2), gone("j", 3, left=True), image("j", 4, a=4))
     assert shown(cache)["a"] == 5
     observe(cache, gone("j", 6, left=True))
     assert "j" not in cache.views
+
+
+def test_a_record_that_left_before_own_writes_to_it_is_asked_for():
+    cache = followed(record("j", 2, nodeId="n1"), scoped=True)
+    made = [update("j", a=1), update("j", a=2)]
+    for write in made:
+        cache.note(write)
+    cache.applied_all(made)  # as revisions 4 and 5
+    observe(cache, gone("j", 3, left=True))
+    assert list(cache.wanted) == ["j"]
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+@pytest.mark.parametrize("revision", [1, 2])
+def test_an_answer_brings_nothing_back_that_was_let_go_of_since(revision: int, *, scoped: bool):
+    cache = followed(scoped=scoped)
+    asked = cache.images.moment
+    observe(cache, image("j", 1), image("j", 2), gone("j", 3))
+    answered(cache, asked, **record("j", revision))
+    assert "j" not in cache.views
+
+
+def test_an_answer_brings_nothing_back_that_had_to_make_room_since():
+    cache = followed(record("j", 1), most=2)
+    asked = cache.images.moment
+    observe(cache, image("j", 3), image("k", 1, "u2"), image("l", 1, "u3"))
+    assert "j" not in cache.views
+    answered(cache, asked, **record("j", 2))
+    assert ("j" in cache.views, list(cache.wanted)) == (False, ["j"])
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_where_the_log_is_not_followed_an_answer_that_may_be_older_than_an_own_write_is_not_taken(*, held: bool):
+    cache = Cache("job", 100)
+    if held:
+        read = cache.begin_read()
+        cache.learn(record("j", 5), read)
+        cache.end_read(read)
+    asked = cache.images.moment
+    write = update("j", note="mine")
+    cache.note(write)
+    cache.applied_all([write])
+    answered(cache, asked, **record("j", 6, status="RUNNING"))
+    assert "status" not in (cache.views.get("j") or {})
+    assert list(cache.wanted) == ["j"]
+
+
+def test_an_answer_of_another_life_does_not_take_the_place_of_what_the_log_told_last():
+    cache = followed(record("j", 1))
+    write = update("j", note="mine")
+    cache.note(write)
+    observe(cache, image("j", 1, "u2", a=2))
+    answered(cache, cache.images.moment, **record("j", 2, status="RUNNING"))
+    cache.applied_all([write])
+    assert list(cache.wanted) == ["j"]
+
+
+async def test_a_call_knows_what_was_decided_while_it_was_under_way():
+    desk = Desk(Options())
+    cache = desk.caches["job"]
+    observe(cache, image("j", 1))
+    cache.followed = True
+
+    async def away(*_: Any) -> Any:
+        raise Unavailable("")
+
+    learner = Learner(desk, desk.options, away, asyncio.ensure_future, away)
+    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(learner.learn_from({"op": "cancel", "jobId": "j"}, answer))
+    await asyncio.sleep(0)
+    write = update("j", n=1)
+    cache.note(write)
+    cache.applied_all([write])
+    answer.set_result({"job": record("j", 2, cancelRequested=True)})
+    await asking
+    assert (shown(cache)["n"], list(cache.wanted)) == (1, ["j"])
 
 
 def test_what_own_writes_touched_while_everything_was_listed_is_asked_for():
