@@ -388,7 +388,7 @@ async def test_a_script_whose_keys_are_on_their_way_is_not_sent_again_when_its_a
         until = asyncio.get_running_loop().time() + CALL_SECONDS
         send = partial(link.change, until=until)
         await once_it_works(lambda: link.change(("PING",)))
-        [fate] = await calling.run(send, link.sends_until(until), "commit", b"{n}", [()])
+        [fate] = await calling.run(send, link_module.sends_until(until), "commit", b"{n}", [()])
         assert isinstance(fate, Refused)
         assert fate.code == "NOTLOCAL"
         assert len(scripted.said) == 1

@@ -22,7 +22,7 @@ from .epochs import Trust
 from .facts import Facts
 from .faults import Refused, as_error
 from .guesses import Guesses
-from .link import Link
+from .link import Link, sends_until
 from .log import Log
 from .meta import FORMAT, Meta, too_new
 from .names import namespace_key
@@ -220,8 +220,8 @@ class RedisEngine(Engine):
         """Each call's reply, then that of the wait. Nothing is sent once the time is over."""
         head = (FORMAT, epoch, int(self._link.facts.cluster))
         calls = [(*head, *call.arguments) for call in run]
-        send, again = partial(self._link.change, until=until), self._link.sends_until(until)
-        return await calling.run(send, again, "commit", self._namespace.key, calls, self._replicas.wait)
+        send = partial(self._link.change, until=until)
+        return await calling.run(send, sends_until(until), "commit", self._namespace.key, calls, self._replicas.wait)
 
     def _error(self, refused: Refused | int) -> StateError:
         if isinstance(refused, int):

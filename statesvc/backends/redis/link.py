@@ -61,14 +61,20 @@ UNSEALED_CONNECTIONS = 64
 _HARMLESS = frozenset({"WAIT", "WAITAOF", "PING"})
 
 
+def sends_until(until: float) -> float:
+    """When a write that had to wait is sent at the latest, if it has from now until then."""
+    now = asyncio.get_running_loop().time()
+    return until - KEPT_FOR_THE_ANSWER * (until - now)
+
+
 class _Call:
     """One call's time, and the pauses it has made."""
 
-    def __init__(self, seconds: float, until: float | None = None, *, kept: float = 0.0) -> None:
+    def __init__(self, seconds: float, until: float | None = None, *, writing: bool = False) -> None:
         self.now = asyncio.get_running_loop().time
         self._start = self.now()
         self.until = self._start + seconds if until is None else until
-        self.waits_until = self.until - kept
+        self.waits_until = sends_until(self.until) if writing else self.until
         """For a connection, or for a better moment."""
         self._pauses = 0
 
@@ -164,7 +170,7 @@ class Link:
         clock, for calls that share their time with others: nothing is sent from then on.
         """
         with self._room_for(commands) as packed:
-            call = _Call(self._access.timeout_seconds, until, kept=self._kept)
+            call = _Call(self._access.timeout_seconds, until, writing=True)
             while True:
                 lane = await self._lane(self._writes, call)
                 batch = Batch(packed, call.until)
@@ -174,14 +180,6 @@ class Link:
                     self._learn(lane, batch)
                     return batch.fates()
                 await self._before_another_try(lane, call, refusal, batch.trouble, writing=True)
-
-    def sends_until(self, until: float) -> float:
-        """When a write that had to wait is sent at the latest, if it has until then."""
-        return until - self._kept
-
-    @property
-    def _kept(self) -> float:
-        return KEPT_FOR_THE_ANSWER * self._access.timeout_seconds
 
     async def block(self, command: Command, seconds: float) -> Any:
         """The reply to a read that waits in the server for up to `seconds`; None when the time is over.

@@ -11,6 +11,7 @@ from statesvc_client.errors import Unavailable
 
 from . import calling
 from .faults import LOST, Refused, as_error
+from .link import sends_until
 from .meta import FORMAT, too_new
 from .namespace import Namespace
 from .scripting import Argument
@@ -18,8 +19,8 @@ from .scripting import Argument
 
 async def change(namespace: Namespace, name: str, *arguments: Argument) -> Any:
     """The reply of a script. Raises when it was refused, and with outcome `unknown` when its answer was lost."""
-    link, until = namespace.link, namespace.until()
-    [reply] = await calling.run(link.change, link.sends_until(until), name, namespace.key, [arguments])
+    link, until = namespace.link, sends_until(namespace.until())
+    [reply] = await calling.run(link.change, until, name, namespace.key, [arguments])
     if reply is LOST:
         raise Unavailable(f"redis at {link.server}: the answer was lost", outcome="unknown")
     if isinstance(reply, Refused):

@@ -394,8 +394,8 @@ DISK = (
         "sent_at_the_last_moment",
         "a write that was refused is sent again when there is no time left for its answer: not applied becomes unknown",
         "statesvc/backends/redis/link.py",
-        "return KEPT_FOR_THE_ANSWER * self._access.timeout_seconds",
-        "return 0.0",
+        "return until - KEPT_FOR_THE_ANSWER * (until - now)",
+        "return until",
         ("test_a_refused_write_is_not_sent_again_when_its_answer_might_come_too_late",),
     ),
     Mutant(
