@@ -38,9 +38,6 @@ _ADDED = _UNFORESEEN - {"lease"}
 
 _OVER = frozenset({"deleted", "left"})
 
-NEVER = -1
-"""Of an answer of which nobody can say when it was asked for."""
-
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 

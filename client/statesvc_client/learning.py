@@ -21,7 +21,7 @@ from .calls import is_numbered
 from .desk import Desk
 from .errors import Gone, NotFound, StateError
 from .feed import Decoder, Line, Take
-from .images import NEVER, Answered, Image
+from .images import Answered, Image
 from .options import Options
 
 log = logging.getLogger("statesvc_client")
@@ -215,7 +215,7 @@ class Learner:
 
     def _moments(self, message: dict[str, Any]) -> dict[str, int]:
         """When a call is asked, for each kind it may tell of. Called with the desk's lock held."""
-        kinds = {part.get("kind", "job") for part in message.get("ops") or (message,)}
+        kinds = {part.get("kind", "job") for part in (message, *(message.get("ops") or ()))}
         return {kind: self._desk.caches[kind].images.moment for kind in kinds}
 
     def _learn_written(self, op: str, message: dict[str, Any], reply: dict[str, Any], moments: dict[str, int]) -> None:
@@ -224,7 +224,7 @@ class Learner:
             cache = self._desk.caches[part.get("kind", "job")]
             records = _records(result)
             for record in records:
-                cache.images.observe(_image_of(record, cache.id_field), moments.get(cache.kind, NEVER))
+                cache.images.observe(_image_of(record, cache.id_field), moments[cache.kind])
             written = _written(part, cache.id_field)
             if write in ("create", "update", "sync"):
                 # Answers to writes leave secrets out, or the records altogether: what was written is asked for.

@@ -251,14 +251,9 @@ class World:
 
     def come_to_rest(self) -> None:
         steps = (
-            self.decide_next,
-            self.answer_call,
-            self.end_call,
-            self.acknowledge,
-            self.read_page,
-            self.end_listing,
+            self.decide_next, self.answer_call, self.end_call, self.acknowledge, self.read_page, self.end_listing,
             self.tell,
-        )
+        )  # fmt: skip
         for _ in range(1000):
             for step in (*steps, self.begin_fetch, self.answer_fetch, self.end_fetch):
                 step("", 0, 2)
@@ -305,22 +300,12 @@ STEPS = st.lists(
 @example([(2, "j0", 6, 1), (0, "j0", 0, 1), (3, "j0", 0, 1), (5, "j0", 0, 1), (0, "j2", 7, 1), (7, "j2", 0, 1)], 2)
 @example(
     [
-        (0, "j1", 5, 2),
-        (0, "j2", 7, 2),
-        (12, "j2", 2, 4),
-        (3, "j2", 5, 4),
-        (3, "j2", 0, 4),
-        (0, "j0", 5, 2),
-        (5, "j2", 2, 4),
-        (3, "j0", 0, 4),
-        (5, "j1", 8, 1),
-        (9, "j1", 5, 1),
-        (10, "j1", 7, 2),
-        (2, "j1", 8, 2),
+        (0, "j1", 5, 2), (0, "j2", 7, 2), (12, "j2", 2, 4), (3, "j2", 5, 4), (3, "j2", 0, 4), (0, "j0", 5, 2),
+        (5, "j2", 2, 4), (3, "j0", 0, 4), (5, "j1", 8, 1), (9, "j1", 5, 1), (10, "j1", 7, 2), (2, "j1", 8, 2),
         (13, "j2", 2, 2),
     ],
     2,
-)
+)  # fmt: skip
 def test_whatever_happens_to_several_records_the_cache_keeps_own_writes_and_ends_with_the_truth(steps, most):
     world = World(most)
     for happens, id, op, count in steps:
